@@ -1,0 +1,28 @@
+package xsk
+
+// Frames is a stack of free frame addresses: frames that are in no ring. It has one owner, like a ring.
+type Frames struct{ free []uint64 }
+
+// NewFrames returns the frames first to first+count-1 of a UMEM, all free. Queues that share a UMEM each take a range
+// of their own, since a packet's frame comes back on the queue that it went out on.
+func NewFrames(c UMEMConfig, first, count uint32) *Frames {
+	f := &Frames{free: make([]uint64, 0, count)}
+	for i := first + count; i > first; i-- {
+		f.free = append(f.free, c.FrameAddr(i-1))
+	}
+	return f
+}
+
+// Free returns how many frames are free.
+func (f *Frames) Free() int { return len(f.free) }
+
+// Get takes up to len(dst) frames and returns how many.
+func (f *Frames) Get(dst []uint64) int {
+	left := max(0, len(f.free)-len(dst))
+	n := copy(dst, f.free[left:])
+	f.free = f.free[:left]
+	return n
+}
+
+// Put gives frames back. Each must have come from Get or, by way of a ring, back from the kernel.
+func (f *Frames) Put(addrs []uint64) { f.free = append(f.free, addrs...) }
