@@ -4,9 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// releaseTime is more than the kernel takes to let go of a queue after the last descriptor of its socket is closed.
+const releaseTime = time.Second
 
 // ProbeMapBound tells whether this kernel maps the rings of a socket that is already bound, as Linux does since 6.4. It
 // tries, on a socket in copy mode on the loopback device, where it disturbs nothing: without an XDP program no packet
@@ -14,7 +18,9 @@ import (
 //
 // The error is ErrUnsupported when the kernel cannot; any other means that it could not be found out.
 func ProbeMapBound() (err error) {
-	fail := func(err error) error { return fmt.Errorf("probe whether rings of a bound AF_XDP socket can be mapped: %w", err) }
+	fail := func(err error) error {
+		return fmt.Errorf("probe whether rings of a bound AF_XDP socket can be mapped: %w", err)
+	}
 	lo, err := net.InterfaceByName("lo")
 	if err != nil {
 		return fail(err)
@@ -39,13 +45,15 @@ func ProbeMapBound() (err error) {
 	if err := s.SetRings(sizes); err != nil {
 		return fail(err)
 	}
-	err = s.Bind(BindConfig{Ifindex: lo.Index, Mode: ZeroCopyOff})
-	if errors.Is(err, unix.EBUSY) {
-		// Somebody holds lo's queue; a shared-nothing probe cannot be had, and a wrong "no" would be worse.
-		return fail(err)
-	}
-	if err != nil {
-		return fail(err)
+	// lo's queue may be held by another probe, or by one that has just ended.
+	for deadline := time.Now().Add(releaseTime); ; time.Sleep(10 * time.Millisecond) {
+		err := s.Bind(BindConfig{Ifindex: lo.Index, Mode: ZeroCopyOff})
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			return fail(err)
+		}
 	}
 	r, err := s.Map(sizes)
 	if err != nil {

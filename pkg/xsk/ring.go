@@ -13,10 +13,6 @@ type header struct {
 	flags    *uint32
 }
 
-// NeedsWakeup reports whether the kernel waits for a system call before it goes on with this ring
-// (XDP_RING_NEED_WAKEUP). Only fill and tx rings of sockets bound with NeedWakeup set it.
-func (h *header) NeedsWakeup() bool { return atomic.LoadUint32(h.flags)&needWakeup != 0 }
-
 const needWakeup = 1 // XDP_RING_NEED_WAKEUP
 
 // producer is a ring that this process fills. T is the entry.
@@ -36,6 +32,11 @@ func newProducer[T any](h header, entries []T) producer[T] {
 		limit: atomic.LoadUint32(h.consumer) + uint32(len(entries)),
 	}
 }
+
+// NeedsWakeup reports whether the kernel waits for a system call before it goes on with this ring
+// (XDP_RING_NEED_WAKEUP). Only sockets bound with NeedWakeup have it set. A Submit before it is never overlooked: Go's
+// atomics are sequentially consistent, so this load is not done before that store.
+func (r *producer[T]) NeedsWakeup() bool { return atomic.LoadUint32(r.flags)&needWakeup != 0 }
 
 // Size returns the ring's number of entries.
 func (r *producer[T]) Size() int { return len(r.entries) }
@@ -61,7 +62,7 @@ func (r *producer[T]) Set(i int, v T) {
 func (r *producer[T]) Submit(n int) {
 	r.submitted += min(uint32(n), r.reserved-r.submitted)
 	r.reserved = r.submitted
-	atomic.StoreUint32(r.header.producer, r.submitted)
+	atomic.StoreUint32(r.producer, r.submitted)
 }
 
 // Cancel gives up all that is reserved.
@@ -114,7 +115,7 @@ func (r *consumer[T]) At(i int) T {
 // Release gives the first n entries that Peek counted back to the kernel.
 func (r *consumer[T]) Release(n int) {
 	r.released += min(uint32(n), r.limit-r.released)
-	atomic.StoreUint32(r.header.consumer, r.released)
+	atomic.StoreUint32(r.consumer, r.released)
 }
 
 // pull reads and releases up to len(vs) entries, in one batch, and returns how many.

@@ -4,17 +4,22 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+
+	"golang.org/x/sys/unix"
 )
 
-// Desc describes a packet, or with XDP_PKT_CONTD in Options a part of one, in the UMEM (struct xdp_desc).
+// Desc describes a packet, or with PacketContinued in Options a part of one, in the UMEM (struct xdp_desc).
 type Desc struct {
 	Addr    uint64 // byte offset in the UMEM; see UMEMConfig.Offset for unaligned mode
 	Len     uint32 // bytes
 	Options uint32
 }
 
-// Continued reports whether the packet goes on in the next descriptor (XDP_PKT_CONTD).
-func (d Desc) Continued() bool { return d.Options&1 != 0 }
+// PacketContinued in a descriptor's Options says that the packet goes on in the next descriptor (XDP_PKT_CONTD).
+const PacketContinued = unix.XDP_PKT_CONTD
+
+// Continued reports whether the packet goes on in the next descriptor.
+func (d Desc) Continued() bool { return d.Options&PacketContinued != 0 }
 
 // FillRing hands free frames to the kernel for reception.
 type FillRing struct{ producer[uint64] }

@@ -91,12 +91,23 @@ func (c UMEMConfig) FrameAddr(i uint32) uint64 {
 	return uint64(i)/perPage*page + uint64(i)%perPage*uint64(c.FrameSize)
 }
 
-// FrameOf returns the address of the frame in which addr, a descriptor's address, lies.
-func (c UMEMConfig) FrameOf(addr uint64) uint64 {
-	if !c.Unaligned {
-		return addr &^ (uint64(c.FrameSize) - 1)
+// FrameOf returns the address of the frame in which addr, a descriptor's address, lies. In unaligned mode it knows the
+// frame only of addresses that carry their offset apart, as those from the kernel and from PacketAddr do.
+func (c UMEMConfig) FrameOf(addr uint64) uint64 { return addr & c.frameMask() }
+
+func (c UMEMConfig) frameMask() uint64 {
+	if c.Unaligned {
+		return unalignedAddrMask
 	}
-	return addr & unalignedAddrMask
+	return ^(uint64(c.FrameSize) - 1)
+}
+
+// PacketAddr returns the address for the descriptor of a packet that begins offset bytes after the start of a frame.
+func (c UMEMConfig) PacketAddr(frame uint64, offset uint32) uint64 {
+	if c.Unaligned {
+		return frame | uint64(offset)<<UnalignedOffsetShift
+	}
+	return frame + uint64(offset)
 }
 
 // Offset returns the byte offset in the UMEM that a descriptor's address means.
@@ -137,7 +148,12 @@ func NewUMEM(c UMEMConfig) (_ *UMEM, err error) {
 	}
 	fd, err := unix.MemfdCreate("afxdp-umem", flags)
 	if err != nil {
-		return nil, &Error{Op: "make UMEM: memfd_create", Err: err}
+		e := &Error{Op: "make UMEM: memfd_create", Err: err}
+		if c.HugePageSize != 0 {
+			e.Advice = fmt.Sprintf("this machine has no huge pages of %d bytes; /sys/kernel/mm/hugepages lists those that it has",
+				c.HugePageSize)
+		}
+		return nil, e
 	}
 	u := &UMEM{Config: c, fd: fd}
 	defer func() {

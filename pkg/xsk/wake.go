@@ -27,12 +27,13 @@ func (s *Socket) WakeTX() error {
 // ErrAgain is the answer of a wakeup that could not do all there is to do.
 const ErrAgain = unix.EAGAIN
 
-// wakeError keeps errnos as they are (which does not allocate), but EAGAIN, EBUSY and ENOBUFS all mean ErrAgain.
+// wakeError keeps errnos as they are (which does not allocate), but all that pass with time are ErrAgain: no room in
+// the driver (EAGAIN, EBUSY), on the socket (ENOBUFS), no memory for the moment (ENOMEM).
 func wakeError(errno syscall.Errno) error {
 	switch errno {
 	case 0:
 		return nil
-	case unix.EAGAIN, unix.EBUSY, unix.ENOBUFS, unix.EINTR:
+	case unix.EAGAIN, unix.EBUSY, unix.ENOBUFS, unix.ENOMEM, unix.EINTR:
 		return ErrAgain
 	}
 	return errno
