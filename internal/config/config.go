@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"strings"
 	"time"
 )
@@ -122,7 +123,8 @@ type ZeroCopy string
 const (
 	ZeroCopyAuto    ZeroCopy = "auto"    // zero-copy where every NIC of a UMEM can, else copy, reported
 	ZeroCopyRequire ZeroCopy = "require" // a NIC that cannot is an error when the socket is opened
-	ZeroCopyOff     ZeroCopy = "off"     // copy mode
+	// Copy mode. The word is not "off", which many YAML readers (Helm's among them) turn into the boolean false.
+	ZeroCopyNever ZeroCopy = "never"
 )
 
 // DefaultPool returns a pool that has every default and neither a name nor a NIC.
@@ -164,4 +166,14 @@ func (c *Config) Pool(name string) (Pool, bool) {
 		}
 	}
 	return Pool{}, false
+}
+
+// UnmarshalText reads one of the values of ZeroCopy.
+func (z *ZeroCopy) UnmarshalText(text []byte) error {
+	switch v := ZeroCopy(text); v {
+	case ZeroCopyAuto, ZeroCopyRequire, ZeroCopyNever:
+		*z = v
+		return nil
+	}
+	return fmt.Errorf("%q is none of %s, %s, %s", shorten(string(text)), ZeroCopyAuto, ZeroCopyRequire, ZeroCopyNever)
 }

@@ -1,7 +1,9 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -56,3 +58,23 @@ type Warning FieldError
 
 // String returns the warning in the form of an error: place, field, message.
 func (w Warning) String() string { return (*FieldError)(&w).Error() }
+
+// sort orders the mistakes as in the file. One without a line ("too many") stays last.
+func (e Errors) sort() {
+	slices.SortStableFunc(e, func(a, b *FieldError) int {
+		return cmp.Or(compareLines(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+}
+
+func compareLines(a, b int) int {
+	if (a == 0) != (b == 0) {
+		return cmp.Compare(b, a)
+	}
+	return cmp.Compare(a, b)
+}
+
+func sortWarnings(w []Warning) {
+	slices.SortStableFunc(w, func(a, b Warning) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+}

@@ -1,7 +1,112 @@
 package config
 
-// Load reads a configuration file. The error is [Errors] when the file could be read.
-func Load(path string) (*Config, []Warning, error) { panic("not yet") }
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"strings"
+	"unicode/utf8"
 
-// Parse reads a configuration from memory; name stands for the file in messages.
-func Parse(name string, data []byte) (*Config, []Warning, error) { panic("not yet") }
+	"go.yaml.in/yaml/v3"
+)
+
+// MaxSize is the largest configuration file in bytes.
+const MaxSize = 1 << 20
+
+// Load reads a configuration file. A file with mistakes is refused as a whole: the error is [Errors] then.
+func Load(path string) (*Config, []Warning, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read configuration: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	data, err := io.ReadAll(io.LimitReader(f, MaxSize+1))
+	if err != nil {
+		return nil, nil, fmt.Errorf("read configuration: %w", err)
+	}
+	return Parse(path, data)
+}
+
+// Parse reads a configuration from memory; name stands for the file in messages. The error is [Errors].
+func Parse(name string, data []byte) (*Config, []Warning, error) {
+	if len(data) > MaxSize {
+		return nil, nil, Errors{{File: name, Msg: fmt.Sprintf("the file is larger than %s", Bytes(MaxSize))}}
+	}
+	if err := checkText(name, data); err != nil {
+		return nil, nil, Errors{err}
+	}
+	r := &reader{file: name, places: map[string]place{}}
+	cfg := &Config{}
+	r.documents(data, cfg)
+	if !r.stopped {
+		r.validate(cfg)
+	}
+	if len(r.errs) > 0 {
+		r.errs.sort()
+		return nil, nil, r.errs
+	}
+	sortWarnings(r.warnings)
+	return cfg, r.warnings, nil
+}
+
+// documents decodes the only document of data.
+func (r *reader) documents(data []byte, cfg *Config) {
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	var doc, second yaml.Node
+	switch err := dec.Decode(&doc); {
+	case errors.Is(err, io.EOF):
+		r.stop(place{}, "", "the file is empty")
+		return
+	case err != nil:
+		r.syntax(err)
+		return
+	}
+	root := doc.Content[0]
+	if root.ShortTag() == "!!null" && root.Value == "" {
+		r.stop(place{}, "", "the file is empty")
+		return
+	}
+	r.decode(root, "", reflect.ValueOf(cfg).Elem())
+	switch err := dec.Decode(&second); {
+	case errors.Is(err, io.EOF):
+	case err != nil:
+		r.syntax(err)
+	default:
+		at := place{line: second.Line, column: second.Column}
+		r.report(at, "", "a second document starts here: the file must have one only")
+	}
+}
+
+// syntax reports that the text is no YAML. The parser counts the lines of its message from the top of the file and
+// leaves the first one out.
+func (r *reader) syntax(err error) {
+	msg := strings.TrimPrefix(err.Error(), "yaml: ")
+	line := 1
+	if n, scanErr := fmt.Sscanf(msg, "line %d:", &line); n == 1 && scanErr == nil {
+		_, msg, _ = strings.Cut(msg, ": ")
+	}
+	r.stop(place{line: line}, "", "not valid YAML: "+msg)
+}
+
+// checkText finds what YAML does not allow at all, because the parser does not tell where it is.
+func checkText(name string, data []byte) *FieldError {
+	text := bytes.TrimPrefix(data, []byte("\uFEFF"))
+	line, column := 1, 0
+	for len(text) > 0 {
+		c, size := utf8.DecodeRune(text)
+		text = text[size:]
+		column++
+		switch {
+		case c == utf8.RuneError && size == 1:
+			return &FieldError{File: name, Line: line, Column: column, Msg: "not valid UTF-8"}
+		case c == '\n':
+			line, column = line+1, 0
+		case c < ' ' && c != '\t' && c != '\r', c == 0x7f:
+			return &FieldError{File: name, Line: line, Column: column, Msg: fmt.Sprintf("control character %U", c)}
+		}
+	}
+	return nil
+}

@@ -1,5 +1,12 @@
 package config
 
+import (
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
 // NIC is what selection looks at in a network device of the node.
 type NIC struct {
 	Name     string
@@ -27,9 +34,79 @@ type Selector struct {
 	NUMANodes []int `yaml:"numaNodes"`
 }
 
+// criterion is one list of a selector, under its name in the file.
+type criterion struct {
+	name, noun string
+	values     []string
+}
+
+// criteria returns the lists of the selector, the empty ones too, always in the same order.
+func (s Selector) criteria() []criterion {
+	nodes := make([]string, len(s.NUMANodes))
+	for i, n := range s.NUMANodes {
+		nodes[i] = strconv.Itoa(n)
+	}
+	return []criterion{
+		{"names", "name", s.Names},
+		{"drivers", "driver", s.Drivers},
+		{"pci", "PCI address", s.PCI},
+		{"macs", "MAC", s.MACs},
+		{"numaNodes", "NUMA node", nodes},
+	}
+}
+
+// accepts reports whether the criterion holds for a NIC. An empty one always does.
+func (c criterion) accepts(nic NIC) bool {
+	return len(c.values) == 0 || slices.ContainsFunc(c.values, func(v string) bool { return c.hit(v, nic) })
+}
+
+// hit reports whether one value of the criterion stands for a NIC.
+func (c criterion) hit(value string, nic NIC) bool {
+	switch c.name {
+	case "names":
+		ok, err := path.Match(value, nic.Name)
+		return err == nil && ok
+	case "drivers":
+		return value == nic.Driver
+	case "pci":
+		ok, err := path.Match(strings.ToLower(value), strings.ToLower(nic.PCI))
+		return err == nil && ok && nic.PCI != ""
+	case "macs":
+		return strings.EqualFold(value, nic.MAC)
+	default:
+		return value == strconv.Itoa(nic.NUMANode)
+	}
+}
+
+// exact returns the values that can stand for one NIC only.
+func (c criterion) exact() []string {
+	switch c.name {
+	case "names", "pci":
+		return slices.DeleteFunc(slices.Clone(c.values), isGlob)
+	case "macs":
+		return c.values
+	}
+	return nil
+}
+
+func isGlob(s string) bool { return strings.ContainsAny(s, `*?[\`) }
+
 // Matches reports whether the selector chooses a NIC. Nothing is chosen without a criterion.
-func (s Selector) Matches(nic NIC) bool { panic("not yet") }
+func (s Selector) Matches(nic NIC) bool {
+	given := false
+	for _, c := range s.criteria() {
+		if !c.accepts(nic) {
+			return false
+		}
+		given = given || len(c.values) > 0
+	}
+	return given
+}
 
 // NamesExplicitly reports whether the selector chooses a NIC by naming it: by its exact name (without any glob
 // character), its exact PCI address or its MAC. Only such a pool may take the node's uplink.
-func (s Selector) NamesExplicitly(nic NIC) bool { panic("not yet") }
+func (s Selector) NamesExplicitly(nic NIC) bool {
+	return s.Matches(nic) && slices.ContainsFunc(s.criteria(), func(c criterion) bool {
+		return slices.ContainsFunc(c.exact(), func(v string) bool { return c.hit(v, nic) })
+	})
+}

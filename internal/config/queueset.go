@@ -21,30 +21,24 @@ func ParseQueueSet(s string) (QueueSet, error) {
 	if s == "all" {
 		return QueueSet{}, nil
 	}
-	if s == "" {
-		return QueueSet{}, fmt.Errorf(`parse queues %q: want "all" or numbers and ranges such as 1-3,8`, s)
-	}
 	var ranges []queueRange
 	for part := range strings.SplitSeq(s, ",") {
 		r, err := parseQueueRange(strings.TrimSpace(part))
 		if err != nil {
-			return QueueSet{}, fmt.Errorf("parse queues %q: %w", shorten(s), err)
+			return QueueSet{}, err
 		}
 		ranges = append(ranges, r)
 	}
 	slices.SortFunc(ranges, func(a, b queueRange) int { return cmp.Compare(a.first, b.first) })
 	for i := 1; i < len(ranges); i++ {
 		if ranges[i].first <= ranges[i-1].last {
-			return QueueSet{}, fmt.Errorf("parse queues %q: queue %d is listed twice", shorten(s), ranges[i].first)
+			return QueueSet{}, fmt.Errorf("queue %d is listed twice", ranges[i].first)
 		}
 	}
 	return QueueSet{join(ranges)}, nil
 }
 
 func parseQueueRange(s string) (queueRange, error) {
-	if s == "" {
-		return queueRange{}, fmt.Errorf("a number is missing beside a comma")
-	}
 	from, to, isRange := strings.Cut(s, "-")
 	first, err := parseQueue(from)
 	if err != nil {
@@ -65,14 +59,24 @@ func parseQueueRange(s string) (queueRange, error) {
 
 // parseQueue takes decimal digits only: a sign, a base prefix or a leading zero would not come back from String.
 func parseQueue(s string) (int, error) {
-	if s == "" || strings.Trim(s, "0123456789") != "" || (len(s) > 1 && s[0] == '0') {
-		return 0, fmt.Errorf("%q is no queue number: want 0 to %d", shorten(s), MaxQueue)
+	if !isDecimal(s) || s[0] == '-' {
+		return 0, fmt.Errorf(`%q is no queue: want "all", or numbers and ranges such as 1-3,8`, shorten(s))
 	}
 	q, err := strconv.Atoi(s)
 	if err != nil || q > MaxQueue {
 		return 0, fmt.Errorf("queue %s is out of range: 0 to %d", shorten(s), MaxQueue)
 	}
 	return q, nil
+}
+
+// UnmarshalText reads what [ParseQueueSet] does.
+func (s *QueueSet) UnmarshalText(text []byte) error {
+	v, err := ParseQueueSet(string(text))
+	if err != nil {
+		return err
+	}
+	*s = v
+	return nil
 }
 
 // NewQueueSet returns the set of the given queues, each from 0 to [MaxQueue]. Without an argument that would be the
