@@ -94,7 +94,9 @@ func (c *Client) Close() error { return c.conn.Close() }
 
 // PodDevices asks for one pod. found is false when kubelet has no such pod, which is not an error. It waits for a
 // kubelet that is restarting or limits its rate as long as ctx lasts, at most 30 seconds.
-func (c *Client) PodDevices(ctx context.Context, namespace, name string) (containers []Container, found bool, err error) {
+func (c *Client) PodDevices(
+	ctx context.Context, namespace, name string,
+) (containers []Container, found bool, err error) {
 	resp, err := retry(ctx, func() (*podresources.GetPodResourcesResponse, error) {
 		return c.api.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: namespace, PodName: name})
 	})

@@ -135,7 +135,9 @@ func (l *limiter) allow() bool {
 	return true
 }
 
-func (l *limiter) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+func (l *limiter) intercept(
+	ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler,
+) (any, error) {
 	if !l.allow() {
 		return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
 	}
