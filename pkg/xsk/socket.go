@@ -161,3 +161,12 @@ func (s *Socket) Bind(c BindConfig) error {
 	}
 	return nil
 }
+
+// Dup returns the socket under a descriptor of its own.
+func (s *Socket) Dup() (*Socket, error) {
+	fd, err := unix.FcntlInt(uintptr(s.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, &Error{Op: "duplicate AF_XDP socket", Err: err}
+	}
+	return &Socket{fd}, nil
+}

@@ -31,7 +31,7 @@ func (s *Socket) RegisterUMEM(mem []byte, c UMEMConfig) error {
 // Statistics counts what a socket lost since it was made (struct xdp_statistics).
 type Statistics struct {
 	RXDropped     uint64 // packets dropped for another reason than a full rx ring
-	RXInvalid     uint64 // fill ring entries that are no frame address
+	RXInvalid     uint64 // invalid rx descriptors; Linux 6.18 skips bad fill ring entries without counting them here
 	TXInvalid     uint64 // tx descriptors that are not within a frame
 	RXRingFull    uint64 // packets dropped since the rx ring was full
 	FillRingEmpty uint64 // times that a packet found the fill ring empty
