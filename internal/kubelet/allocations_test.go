@@ -122,8 +122,10 @@ func TestPodAllocations(t *testing.T) {
 		},
 
 		"no UID, all devices belong to listed pods": {
-			src: source{pods: []PodDevices{podWith("p", container("app", fast, "q0")), podWith("r", container("app", fast, "q1"))},
-				cp: entries(Entry{"u1", "app", fast, []string{"q0"}}, Entry{"u2", "app", fast, []string{"q1"}})},
+			src: source{
+				pods: []PodDevices{podWith("p", container("app", fast, "q0")), podWith("r", container("app", fast, "q1"))},
+				cp:   entries(Entry{"u1", "app", fast, []string{"q0"}}, Entry{"u2", "app", fast, []string{"q1"}}),
+			},
 			noUID: true, want: []Allocation{{fast, "app", []string{"q0"}}},
 		},
 		"no UID, a device is nobody's": {
@@ -141,9 +143,16 @@ func TestPodAllocations(t *testing.T) {
 				cp: entries(Entry{"u1", "prepare", other, []string{"gpu0"}}), listErr: boom},
 			noUID: true,
 		},
-		"no UID, unknown pod":   {src: source{cp: entries()}, noUID: true, err: "no pod UID"},
-		"no UID, List fails":    {src: source{pods: []PodDevices{podWith("p")}, cp: entries(Entry{"u", "c", fast, []string{"q"}}), listErr: boom}, noUID: true, err: "boom"},
-		"no UID, no checkpoint": {src: source{pods: []PodDevices{podWith("p", container("app", fast, "q0"))}}, noUID: true, want: []Allocation{{fast, "app", []string{"q0"}}}},
+		"no UID, unknown pod": {src: source{cp: entries()}, noUID: true, err: "no pod UID"},
+		"no UID, List fails": {
+			src: source{pods: []PodDevices{podWith("p")},
+				cp: entries(Entry{"u", "c", fast, []string{"q"}}), listErr: boom},
+			noUID: true, err: "boom",
+		},
+		"no UID, no checkpoint": {
+			src:   source{pods: []PodDevices{podWith("p", container("app", fast, "q0"))}},
+			noUID: true, want: []Allocation{{fast, "app", []string{"q0"}}},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := Pod{UID: "u1", Namespace: "ns", Name: "p"}

@@ -58,13 +58,12 @@ func ReadCheckpoint(path string) (Checkpoint, error) {
 		return fail(err)
 	} else if !st.Mode().IsRegular() {
 		return fail(fmt.Errorf("not a regular file (%s)", st.Mode().Type()))
+	} else if st.Size() > maxCheckpoint {
+		return fail(fmt.Errorf("larger than %d bytes", maxCheckpoint))
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxCheckpoint+1))
+	data, err := io.ReadAll(io.LimitReader(f, maxCheckpoint)) // what grows meanwhile is cut and does not decode
 	if err != nil {
 		return fail(err)
-	}
-	if len(data) > maxCheckpoint {
-		return fail(fmt.Errorf("larger than %d bytes", maxCheckpoint))
 	}
 	cp, err := parseCheckpoint(data)
 	if err != nil {

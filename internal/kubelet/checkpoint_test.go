@@ -89,8 +89,10 @@ func TestCheckpointThatCannotBeRead(t *testing.T) {
 }
 
 func FuzzCheckpoint(f *testing.F) {
-	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"r","DeviceIDs":{"0":["d"]}}]}}`))
-	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"r","DeviceIDs":["d"]}]}}`))
+	for _, ids := range []string{`{"0":["d"]}`, `["d"]`} {
+		f.Add([]byte(`{"Data":{"PodDeviceEntries":[` +
+			`{"PodUID":"u","ContainerName":"c","ResourceName":"r","DeviceIDs":` + ids + `}]}}`))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		cp, err := parseCheckpoint(data)
 		for _, e := range cp.Entries {

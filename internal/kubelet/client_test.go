@@ -117,7 +117,8 @@ func TestAllocationsOfAPodOnANode(t *testing.T) {
 		{Resource: fast, Container: "app", DeviceIDs: []string{"q1"}},
 		{Resource: fast, Container: "prepare", DeviceIDs: []string{"q0", "q1"}},
 	}
-	if got, err := kubelet.PodAllocations(t.Context(), client, pod, "afxdp.io"); err != nil || !reflect.DeepEqual(got, want) {
+	got, err := kubelet.PodAllocations(t.Context(), client, pod, "afxdp.io")
+	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, %v; want %v", got, err, want)
 	}
 	pod.UID = ""
@@ -129,7 +130,8 @@ func TestAllocationsOfAPodOnANode(t *testing.T) {
 func TestMissingCheckpointIsCertainOnlyInKubeletsDirectory(t *testing.T) {
 	root := tempRoot(t)
 	client := newClient(t, root)
-	if _, found, err := client.Checkpoint(); found || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), root) {
+	_, found, err := client.Checkpoint()
+	if found || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), root) {
 		t.Errorf("no directory: found %v, error %v", found, err)
 	}
 	if err := os.Mkdir(filepath.Join(root, "device-plugins"), 0o750); err != nil {
