@@ -30,6 +30,8 @@ type reader struct {
 	errs     Errors
 	warnings []Warning
 	stopped  bool // no use going on
+
+	rootIsWrong bool // the document has no fields
 }
 
 // report adds a mistake.
@@ -67,16 +69,19 @@ func (r *reader) decode(n *yaml.Node, field string, v reflect.Value) {
 	}
 	r.places[field] = at
 	if n.ShortTag() == "!!null" {
-		r.report(at, field, "has no value: give it one or remove the field")
+		r.report(at, field, "has no value: give it one or remove it")
 		return
 	}
-	switch v.Interface().(type) {
-	case time.Duration:
+	if v.Type() == reflect.TypeFor[time.Duration]() {
 		r.duration(n, at, field, v)
 		return
 	}
 	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
-		if !r.want(n, at, field, "a plain value", "!!str", "!!int", "!!bool", "!!float") {
+		what := "a plain value"
+		if _, isSet := u.(*QueueSet); isSet {
+			what = "numbers and ranges in one value such as 1-3,8"
+		}
+		if !r.want(n, at, field, what, "!!str", "!!int", "!!bool", "!!float") {
 			return
 		}
 		if err := u.UnmarshalText([]byte(n.Value)); err != nil {
@@ -102,7 +107,7 @@ func (r *reader) decode(n *yaml.Node, field string, v reflect.Value) {
 			v.SetBool(strings.EqualFold(n.Value, "true"))
 		}
 	case reflect.Int:
-		if !r.want(n, at, field, "a whole number", "!!int") {
+		if !r.want(n, at, field, "a whole number", "!!int", "!!float") {
 			return
 		}
 		if !isDecimal(n.Value) {
@@ -128,8 +133,13 @@ func (r *reader) want(n *yaml.Node, at place, field, what string, tags ...string
 		}
 	}
 	hint := ""
-	if what == "a string" && n.Kind == yaml.ScalarNode && strings.HasPrefix(tag, "!!") {
-		hint = fmt.Sprintf(": write %q", shorten(n.Value))
+	if n.Kind == yaml.ScalarNode && strings.HasPrefix(tag, "!!") {
+		switch what {
+		case "a string":
+			hint = fmt.Sprintf(": write %q", shorten(n.Value))
+		case "a list":
+			hint = fmt.Sprintf(": write [%s]", shorten(n.Value))
+		}
 	}
 	r.report(at, field, "want %s, not %s%s", what, describe(n), hint)
 	return false
@@ -222,7 +232,7 @@ func (r *reader) duration(n *yaml.Node, at place, field string, v reflect.Value)
 	if !r.want(n, at, field, "a time such as 20us", "!!str", "!!int", "!!float") {
 		return
 	}
-	if _, err := strconv.ParseFloat(n.Value, 64); err == nil && n.Value != "0" {
+	if strings.Trim(n.Value, "-+.0123456789") == "" && n.Value != "0" {
 		r.report(at, field, "%s has no unit: write %[1]sns, %[1]sus, %[1]sms or %[1]ss", shorten(n.Value))
 		return
 	}

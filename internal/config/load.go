@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -61,34 +62,48 @@ func (r *reader) documents(data []byte, cfg *Config) {
 		r.stop(place{}, "", "the file is empty")
 		return
 	case err != nil:
-		r.syntax(err)
+		r.syntax(err, data)
 		return
 	}
 	root := doc.Content[0]
-	if root.ShortTag() == "!!null" && root.Value == "" {
+	if root.ShortTag() == "!!null" {
 		r.stop(place{}, "", "the file is empty")
 		return
 	}
 	r.decode(root, "", reflect.ValueOf(cfg).Elem())
+	r.rootIsWrong = !r.wellFormed("")
 	switch err := dec.Decode(&second); {
 	case errors.Is(err, io.EOF):
 	case err != nil:
-		r.syntax(err)
+		r.syntax(err, data)
 	default:
 		at := place{line: second.Line, column: second.Column}
 		r.report(at, "", "a second document starts here: the file must have one only")
 	}
 }
 
-// syntax reports that the text is no YAML. The parser counts the lines of its message from the top of the file and
-// leaves the first one out.
-func (r *reader) syntax(err error) {
+// parserProblems are the messages whose line the YAML library counts from 0; in the others it counts from 1.
+var parserProblems = []string{
+	"did not find expected node content", "did not find expected key", "did not find expected '-' indicator",
+	"did not find expected ',' or", "did not find expected <",
+}
+
+// syntax reports that the text is no YAML. The library knows the line of the mistake or that of the list or mapping
+// around it, and leaves out the first line.
+func (r *reader) syntax(err error, data []byte) {
 	msg := strings.TrimPrefix(err.Error(), "yaml: ")
-	line := 1
+	line := 0
 	if n, scanErr := fmt.Sscanf(msg, "line %d:", &line); n == 1 && scanErr == nil {
 		_, msg, _ = strings.Cut(msg, ": ")
+	} else if anchor, ok := strings.CutPrefix(msg, "unknown anchor '"); ok {
+		anchor, _, _ = strings.Cut(anchor, "'")
+		before, _, _ := bytes.Cut(data, []byte("*"+anchor))
+		line = bytes.Count(before, []byte("\n")) + 1
 	}
-	r.stop(place{line: line}, "", "not valid YAML: "+msg)
+	if slices.ContainsFunc(parserProblems, func(p string) bool { return strings.HasPrefix(msg, p) }) {
+		line++
+	}
+	r.stop(place{line: max(line, 1)}, "", "not valid YAML here or below: "+msg)
 }
 
 // checkText finds what YAML does not allow at all, because the parser does not tell where it is.

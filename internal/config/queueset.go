@@ -40,12 +40,16 @@ func ParseQueueSet(s string) (QueueSet, error) {
 
 func parseQueueRange(s string) (queueRange, error) {
 	from, to, isRange := strings.Cut(s, "-")
+	if !isRange {
+		to = from
+	}
+	// Decimal digits only: a sign, a base prefix or a leading zero would not come back from String.
+	if !isDecimal(from) || !isDecimal(to) || to[0] == '-' {
+		return queueRange{}, fmt.Errorf(`%q is no queue: want "all", or numbers and ranges such as 1-3,8`, shorten(s))
+	}
 	first, err := parseQueue(from)
 	if err != nil {
 		return queueRange{}, err
-	}
-	if !isRange {
-		return queueRange{first, first}, nil
 	}
 	last, err := parseQueue(to)
 	if err != nil {
@@ -57,14 +61,10 @@ func parseQueueRange(s string) (queueRange, error) {
 	return queueRange{first, last}, nil
 }
 
-// parseQueue takes decimal digits only: a sign, a base prefix or a leading zero would not come back from String.
-func parseQueue(s string) (int, error) {
-	if !isDecimal(s) || s[0] == '-' {
-		return 0, fmt.Errorf(`%q is no queue: want "all", or numbers and ranges such as 1-3,8`, shorten(s))
-	}
-	q, err := strconv.Atoi(s)
+func parseQueue(digits string) (int, error) {
+	q, err := strconv.Atoi(digits)
 	if err != nil || q > MaxQueue {
-		return 0, fmt.Errorf("queue %s is out of range: 0 to %d", shorten(s), MaxQueue)
+		return 0, fmt.Errorf("queue %s is out of range: 0 to %d", shorten(digits), MaxQueue)
 	}
 	return q, nil
 }

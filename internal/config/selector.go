@@ -19,7 +19,8 @@ const maxIfname = 15
 
 // selector checks the criteria of a pool.
 func (r *reader) selector(field string, s *Selector) {
-	if !r.required(field, "give at least one of names, drivers, pci, macs, numaNodes") && !r.belowOnly(field) {
+	r.required(field, "give at least one of names, drivers, pci, macs, numaNodes")
+	if !r.wellFormed(field) {
 		return
 	}
 	given := false
@@ -49,19 +50,6 @@ func (r *reader) selector(field string, s *Selector) {
 	if !given && !r.hasErrors(field) {
 		r.report(r.at(field), field, "has no criterion: give at least one of names, drivers, pci, macs, numaNodes")
 	}
-}
-
-// belowOnly reports whether a field was given and is itself well-formed, whatever is wrong below it.
-func (r *reader) belowOnly(field string) bool {
-	if _, given := r.places[field]; !given {
-		return false
-	}
-	for _, e := range r.errs {
-		if e.Field == field {
-			return false
-		}
-	}
-	return true
 }
 
 // check checks entry i of a criterion and stores the form in which it is compared.
@@ -123,7 +111,7 @@ func checkPCI(s string) error {
 
 func checkGlob(s string) error {
 	if _, err := path.Match(s, ""); err != nil {
-		return fmt.Errorf("%q is no glob: '[' without ']', an empty range, or '\\\\' at the end", shorten(s))
+		return fmt.Errorf("%q is no glob: '[' without ']', an empty range, or '\\' at the end", shorten(s))
 	}
 	return nil
 }

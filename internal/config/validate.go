@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -15,8 +16,8 @@ const maxNameLength = 63
 
 // validate checks the decoded values and puts addresses into the form in which they are compared.
 func (r *reader) validate(cfg *Config) {
-	if r.hasErrors("") {
-		return // the document is no mapping
+	if r.rootIsWrong {
+		return
 	}
 	r.constant("apiVersion", cfg.APIVersion, APIVersion)
 	r.constant("kind", cfg.Kind, Kind)
@@ -44,11 +45,17 @@ func (r *reader) at(field string) place {
 	}
 }
 
+// wellFormed reports whether a field was given and is itself right, whatever is wrong below it.
+func (r *reader) wellFormed(field string) bool {
+	_, given := r.places[field]
+	return given && !slices.ContainsFunc(r.errs, func(e *FieldError) bool { return e.Field == field })
+}
+
 // hasErrors reports whether a mistake of a field or of one below it is known.
 func (r *reader) hasErrors(field string) bool {
 	for _, e := range r.errs {
 		rest, ok := strings.CutPrefix(e.Field, field)
-		if ok && (rest == "" || field != "" && (rest[0] == '.' || rest[0] == '[')) {
+		if ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {
 			return true
 		}
 	}
@@ -72,10 +79,8 @@ func (r *reader) constant(field, got, want string) {
 }
 
 func (r *reader) pool(field string, p *Pool) {
-	for _, e := range r.errs {
-		if e.Field == field {
-			return // the pool is no mapping
-		}
+	if !r.wellFormed(field) {
+		return
 	}
 	if f := field + ".name"; r.required(f, "it is the last part of the resource name "+ResourceDomain+"/<name>") {
 		switch {
