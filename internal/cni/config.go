@@ -42,7 +42,7 @@ type netConf struct {
 
 const (
 	keyValid = "cni.dev/valid-attachments"
-	// Runtimes built with libcni before 1.2.2 know only the name that was published by mistake.
+	// The name that libraries used before they and the specification agreed on one; libcni sends both.
 	keyValidOld = "cni.dev/attachments"
 )
 

@@ -12,13 +12,12 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/afxdp-project/afxdp/internal/agentapi"
+	"github.com/afxdp-project/afxdp/internal/config"
 	"github.com/afxdp-project/afxdp/internal/kubelet"
 )
 
-// Domain is that of the resource names under which the project's devices are advertised.
-const Domain = "afxdp.io"
-
-// shortWait bounds the calls to the agent that a runtime must not be kept waiting for: DEL, GC and STATUS.
+// shortWait bounds the calls to the agent that are made for pods without our devices too, DEL and STATUS, so that an
+// agent that hangs does not hold up a node.
 const shortWait = 5 * time.Second
 
 // supported lists the versions of the CNI specification that the plugin speaks.
@@ -26,8 +25,8 @@ var supported = version.PluginSupports("0.4.0", "1.0.0", "1.1.0")
 
 // Plugin answers CNI requests. Its methods return a [types.Error] with a CNI code wherever the cause is known.
 type Plugin struct {
-	// Devices lists the devices of [Domain] that the kubelet with a root directory gave to a pod. None and no error
-	// means that the pod certainly has none. Nil asks kubelet.
+	// Devices lists those of the project's devices that the kubelet with a root directory gave to a pod. None and no
+	// error means that the pod certainly has none. Nil asks kubelet.
 	Devices func(ctx context.Context, kubeletRoot string, pod kubelet.Pod) ([]kubelet.Allocation, error)
 
 	Stdout io.Writer // gets an ADD's result and nothing else
@@ -72,7 +71,8 @@ func (p *Plugin) resolve(ctx context.Context, conf *netConf, args *skel.CmdArgs)
 		return slices.Contains(a.DeviceIDs, conf.DeviceID)
 	}) {
 		return nil, types.NewError(codeUnknownDevice,
-			fmt.Sprintf("deviceID %q is not among the %s devices of pod %s/%s", conf.DeviceID, Domain, pod.Namespace, pod.Name),
+			fmt.Sprintf("deviceID %q is not among the %s devices of pod %s/%s",
+				conf.DeviceID, config.ResourceDomain, pod.Namespace, pod.Name),
 			"does k8s.v1.cni.cncf.io/resourceName of the NetworkAttachmentDefinition name the resource that the pod requests?")
 	}
 	if len(allocations) == 0 {
@@ -80,7 +80,8 @@ func (p *Plugin) resolve(ctx context.Context, conf *netConf, args *skel.CmdArgs)
 	}
 	if pod.UID == "" {
 		return nil, types.NewError(types.ErrInvalidEnvironmentVariables,
-			fmt.Sprintf("pod %s/%s has %s devices but CNI_ARGS lack K8S_POD_UID", pod.Namespace, pod.Name, Domain),
+			fmt.Sprintf("pod %s/%s has %s devices but CNI_ARGS lack K8S_POD_UID",
+				pod.Namespace, pod.Name, config.ResourceDomain),
 			"a lease belongs to a pod's UID; use a container runtime that passes it")
 	}
 	r := &request{
@@ -112,5 +113,5 @@ func kubeletDevices(ctx context.Context, root string, pod kubelet.Pod) ([]kubele
 		return nil, err
 	}
 	defer func() { _ = client.Close() }()
-	return kubelet.PodAllocations(ctx, client, pod, Domain)
+	return kubelet.PodAllocations(ctx, client, pod, config.ResourceDomain)
 }

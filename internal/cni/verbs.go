@@ -104,7 +104,8 @@ func (p *Plugin) Check(args *skel.CmdArgs) error {
 		return err
 	}
 	if conf.PrevResult == nil {
-		return failf(types.ErrInvalidNetworkConfig, "network configuration: prevResult is missing, CHECK needs the ADD's result")
+		return failf(types.ErrInvalidNetworkConfig,
+			"network configuration: prevResult is missing, CHECK needs the ADD's result")
 	}
 	a, err := dialAgent(conf.AgentSocket)
 	if err != nil {
@@ -132,8 +133,8 @@ func (p *Plugin) Check(args *skel.CmdArgs) error {
 	return nil
 }
 
-// GC has the agent take out the network's attachments that are not in the list of valid ones. When the agent cannot be
-// reached that fails only where the plugin is configured as standalone: the agent compares with kubelet when it is back.
+// GC has the agent take out the network's attachments that are not in the list of valid ones. An agent that cannot be
+// reached is an error only where the plugin is configured as standalone: it compares with kubelet when it is back.
 func (p *Plugin) GC(args *skel.CmdArgs) error {
 	conf, err := parseConf(args.StdinData)
 	if err != nil {
