@@ -29,8 +29,8 @@ type Problem struct {
 func (p Problem) String() string { return fmt.Sprintf("pool %q: %s", p.Pool, p.Msg) }
 
 // Assign shares out the queues of the node's NICs, whose names differ. Each pool has an entry in the map, with its
-// devices ordered by NIC and queue. The problems are ordered by pool as in the file, then by NIC. Neither depends on the
-// order of nics, and of two pools neither on which comes first.
+// devices ordered by NIC and queue. The problems are ordered by pool as in the file, then by NIC. The order of nics
+// changes nothing, and that of the pools not who gets what.
 //
 // No problem takes anything from a pool that it does not concern:
 //

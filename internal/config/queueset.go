@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// QueueSet is a set of queue numbers from 0 to [MaxQueue]. The zero value is all queues that a NIC has. It is immutable.
+// QueueSet is an immutable set of queue numbers from 0 to [MaxQueue]. The zero value is all queues that a NIC has.
 type QueueSet struct {
 	ranges []queueRange // sorted, neither overlapping nor adjacent; empty for all
 }

@@ -5,6 +5,13 @@ import (
 	"testing"
 )
 
+const (
+	noPoolName = " is no pool name: want lower-case letters, digits, '-' and '.', " +
+		"each part between dots starting and ending with a letter or digit"
+	noPoolField = "unknown field: want one of name, nics, queues, zeroCopy, needWakeup, allowGeneric, multiBuffer, " +
+		"countUnclaimed, allowSharedNAPI, busyPoll, limits"
+)
+
 // Each text has one mistake, unless want has several lines. Lines 1 to 5 are the head and the name and NICs of a pool.
 func TestMistakeIsRefusedWithPlaceAndReason(t *testing.T) {
 	noNICs := head + "- name: fast\n"
@@ -58,7 +65,7 @@ func TestMistakeIsRefusedWithPlaceAndReason(t *testing.T) {
 			`c.yaml:4:1: pools: has 257 pools: at most 256`},
 		// keys
 		{"unknown field", onePool + "  mtu: 9000\n",
-			`c.yaml:6:3: pools[0].mtu: unknown field: want one of name, nics, queues, zeroCopy, needWakeup, allowGeneric, multiBuffer, countUnclaimed, allowSharedNAPI, busyPoll, limits`},
+			`c.yaml:6:3: pools[0].mtu: ` + noPoolField},
 		{"misspelt field", onePool + "  zerocopy: auto\n",
 			`c.yaml:6:3: pools[0].zerocopy: unknown field: did you mean zeroCopy?`},
 		{"swapped letters", onePool + "  qeues: all\n",
@@ -74,24 +81,24 @@ func TestMistakeIsRefusedWithPlaceAndReason(t *testing.T) {
 		{"list as key", onePool + "  ? [a]\n  : 1\n",
 			`c.yaml:6:5: pools[0]: a field's name cannot be a list`},
 		{"number as key", onePool + "  1: 1\n",
-			`c.yaml:6:3: pools[0].1: unknown field: want one of name, nics, queues, zeroCopy, needWakeup, allowGeneric, multiBuffer, countUnclaimed, allowSharedNAPI, busyPoll, limits`},
+			`c.yaml:6:3: pools[0].1: ` + noPoolField},
 		{"empty key", onePool + "  \"\": 1\n",
-			`c.yaml:6:3: pools[0].: unknown field: want one of name, nics, queues, zeroCopy, needWakeup, allowGeneric, multiBuffer, countUnclaimed, allowSharedNAPI, busyPoll, limits`},
+			`c.yaml:6:3: pools[0].: ` + noPoolField},
 		// names
 		{"no name", head + "- nics: {names: [eth1]}\n",
 			`c.yaml:4:3: pools[0].name: is missing: it is the last part of the resource name afxdp.io/<name>`},
 		{"number as name", head + "- name: 5\n  nics: {names: [eth1]}\n",
 			`c.yaml:4:9: pools[0].name: want a string, not the number 5: write "5"`},
 		{"empty name", head + "- name: ''\n  nics: {names: [eth1]}\n",
-			`c.yaml:4:9: pools[0].name: "" is no pool name: want lower-case letters, digits, '-' and '.', each part between dots starting and ending with a letter or digit`},
+			`c.yaml:4:9: pools[0].name: ""` + noPoolName},
 		{"null name", head + "- name:\n  nics: {names: [eth1]}\n",
 			`c.yaml:4:8: pools[0].name: has no value: give it one or remove it`},
 		{"upper case", head + "- name: Fast\n  nics: {names: [eth1]}\n",
-			`c.yaml:4:9: pools[0].name: "Fast" is no pool name: want lower-case letters, digits, '-' and '.', each part between dots starting and ending with a letter or digit`},
+			`c.yaml:4:9: pools[0].name: "Fast"` + noPoolName},
 		{"path", head + "- name: ..\n  nics: {names: [eth1]}\n",
-			`c.yaml:4:9: pools[0].name: ".." is no pool name: want lower-case letters, digits, '-' and '.', each part between dots starting and ending with a letter or digit`},
+			`c.yaml:4:9: pools[0].name: ".."` + noPoolName},
 		{"underscore", head + "- name: a_b\n  nics: {names: [eth1]}\n",
-			`c.yaml:4:9: pools[0].name: "a_b" is no pool name: want lower-case letters, digits, '-' and '.', each part between dots starting and ending with a letter or digit`},
+			`c.yaml:4:9: pools[0].name: "a_b"` + noPoolName},
 		{"long name", head + "- name: " + strings.Repeat("a", 64) + "\n  nics: {names: [eth1]}\n",
 			`c.yaml:4:9: pools[0].name: "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" has 64 bytes: at most 63`},
 		{"name twice", onePool + "- name: fast\n  nics: {names: [eth2]}\n",
