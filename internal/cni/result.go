@@ -18,11 +18,30 @@ import (
 // what the CNI library's types do not know.
 type result struct {
 	fields     map[string]json.RawMessage
-	interfaces []json.RawMessage
+	interfaces []listed
 	raw        json.RawMessage // what was given, as long as nothing has been changed
 }
 
-// nic is an entry of a result's interfaces. mtu, socketPath and pciID exist from CNI 1.1.0 on.
+// listed is an entry of a result's interfaces. An interface with a sandbox is in a pod.
+type listed struct {
+	raw           json.RawMessage
+	name, sandbox string
+}
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (l *listed) UnmarshalJSON(data []byte) error {
+	var has struct{ Name, Sandbox string }
+	if err := json.Unmarshal(data, &has); err != nil {
+		return err
+	}
+	*l = listed{bytes.Clone(data), has.Name, has.Sandbox}
+	return nil
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (l listed) MarshalJSON() ([]byte, error) { return l.raw, nil }
+
+// nic is what the plugin lists. mtu, socketPath and pciID exist from CNI 1.1.0 on.
 type nic struct {
 	Name       string `json:"name"`
 	MAC        string `json:"mac,omitempty"`
@@ -86,19 +105,9 @@ func (r *result) convert(from, to string, raw json.RawMessage) error {
 	return nil
 }
 
-// find returns the index of the node's interface of that name, or -1. An interface with a sandbox is in a pod and
-// another one.
-func (r *result) find(name string) (int, error) {
-	for i, raw := range r.interfaces {
-		var has struct{ Name, Sandbox string }
-		if err := json.Unmarshal(raw, &has); err != nil {
-			return 0, failf(types.ErrDecodingFailure, "decode prevResult: interfaces[%d]: %v", i, err)
-		}
-		if has.Name == name && has.Sandbox == "" {
-			return i, nil
-		}
-	}
-	return -1, nil
+// find returns the index of the node's interface of that name, or -1. One of a pod is another.
+func (r *result) find(name string) int {
+	return slices.IndexFunc(r.interfaces, func(l listed) bool { return l.name == name && l.sandbox == "" })
 }
 
 // add appends the NICs, each of which appears once: where one of that name is listed already (by an earlier ADD, or by
@@ -113,19 +122,16 @@ func (r *result) add(nics []*agentapi.NIC, cniVersion string) error {
 		if rich {
 			entry.MTU, entry.SocketPath, entry.PCIID = n.GetMtu(), n.GetSocketPath(), n.GetPciId()
 		}
-		i, err := r.find(entry.Name)
-		if err != nil {
-			return err
-		}
 		data, err := json.Marshal(entry)
 		if err != nil {
 			return failf(types.ErrInternal, "encode interface %s: %v", entry.Name, err)
 		}
+		i := r.find(entry.Name)
 		if i < 0 {
-			r.interfaces = append(r.interfaces, data)
+			r.interfaces = append(r.interfaces, listed{raw: data, name: entry.Name})
 			continue
 		}
-		if r.interfaces[i], err = overlay(data, r.interfaces[i]); err != nil {
+		if r.interfaces[i].raw, err = overlay(data, r.interfaces[i].raw); err != nil {
 			return failf(types.ErrInternal, "merge interface %s: %v", entry.Name, err)
 		}
 	}
@@ -134,18 +140,14 @@ func (r *result) add(nics []*agentapi.NIC, cniVersion string) error {
 }
 
 // missing returns the names of those NICs that the result does not list.
-func (r *result) missing(nics []*agentapi.NIC) ([]string, error) {
+func (r *result) missing(nics []*agentapi.NIC) []string {
 	var names []string
 	for _, n := range nics {
-		i, err := r.find(n.GetName())
-		if err != nil {
-			return nil, err
-		}
-		if i < 0 && !slices.Contains(names, n.GetName()) {
+		if r.find(n.GetName()) < 0 && !slices.Contains(names, n.GetName()) {
 			names = append(names, n.GetName())
 		}
 	}
-	return names, nil
+	return names
 }
 
 // overlay returns the object base with the keys of the object top put over it.
@@ -172,13 +174,10 @@ func (r *result) set(key string, value any) error {
 func (r *result) print(w io.Writer) error {
 	data := []byte(r.raw)
 	if data == nil {
-		var b bytes.Buffer
-		enc := json.NewEncoder(&b)
-		enc.SetEscapeHTML(false)
-		if err := enc.Encode(r.fields); err != nil {
+		var err error
+		if data, err = json.Marshal(r.fields); err != nil {
 			return fmt.Errorf("encode the result: %w", err)
 		}
-		data = b.Bytes()
 	}
 	if _, err := w.Write(data); err != nil {
 		return fmt.Errorf("write the result: %w", err)

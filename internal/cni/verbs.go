@@ -123,11 +123,7 @@ func (p *Plugin) Check(args *skel.CmdArgs) error {
 	default:
 		return agentError(doing, conf.AgentSocket, err)
 	}
-	missing, err := req.prev.missing(resp.GetNics())
-	if err != nil {
-		return err
-	}
-	if len(missing) > 0 {
+	if missing := req.prev.missing(resp.GetNics()); len(missing) > 0 {
 		return failf(codeNotInForce, "%s: prevResult does not list %s", doing, strings.Join(missing, ", "))
 	}
 	return nil
