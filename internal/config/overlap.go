@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 )
@@ -39,30 +38,37 @@ func (r *reader) overlaps(cfg *Config) {
 			sound = append(sound, i)
 		}
 	}
+	sorted := make([][]criterion, len(cfg.Pools))
+	for _, i := range sound {
+		sorted[i] = cfg.Pools[i].NICs.criteria()
+		for k, c := range sorted[i] {
+			sorted[i][k].values = slices.Sorted(slices.Values(c.values))
+		}
+	}
 	for n, j := range sound {
 		for _, i := range sound[:n] {
-			what, ok := overlap(cfg.Pools[i], cfg.Pools[j])
+			queues, ok := cfg.Pools[i].Queues.Intersect(cfg.Pools[j].Queues)
+			if !ok {
+				continue
+			}
+			what, ok := overlap(sorted[i], sorted[j])
 			if !ok {
 				continue
 			}
 			f := poolField(j) + ".nics"
-			r.report(r.at(f), f, "selects what pool %q (line %d) selects: %s",
-				cfg.Pools[i].Name, r.at(poolField(i)+".nics").line, what)
+			r.report(r.at(f), f, "selects what pool %q (line %d) selects: %s, %s",
+				cfg.Pools[i].Name, r.at(poolField(i)+".nics").line, what, describeQueues(queues))
 		}
 	}
 }
 
-// overlap reports whether two pools certainly select the same queues: one criterion has an entry in common and all
-// others are the same, so that a NIC that this entry lets into one pool is let into the other.
-func overlap(a, b Pool) (what string, ok bool) {
-	queues, ok := a.Queues.Intersect(b.Queues)
-	if !ok {
-		return "", false
-	}
-	listsA, listsB := a.NICs.criteria(), b.NICs.criteria()
+// overlap reports whether two pools, by their sorted criteria, certainly select the same NIC if the node has it, and
+// what that is: one criterion has an entry in common and all others are the same, so that a NIC that this entry lets
+// into one pool is let into the other.
+func overlap(a, b []criterion) (what string, ok bool) {
 	different := -1
-	for k := range listsA {
-		if sameEntries(listsA[k].values, listsB[k].values) {
+	for k := range a {
+		if slices.Equal(a[k].values, b[k].values) {
 			continue
 		}
 		if different >= 0 {
@@ -70,14 +76,11 @@ func overlap(a, b Pool) (what string, ok bool) {
 		}
 		different = k
 	}
-	if different >= 0 {
-		common := commonEntries(listsA[different].values, listsB[different].values)
-		if len(common) == 0 {
-			return "", false
-		}
-		return fmt.Sprintf("%s %s, %s", listsA[different].noun, strings.Join(common, ", "), describeQueues(queues)), true
+	if different < 0 {
+		return "the same NICs", true
 	}
-	return "the same NICs, " + describeQueues(queues), true
+	common := commonEntries(a[different].values, b[different].values)
+	return a[different].noun + " " + strings.Join(common, ", "), len(common) > 0
 }
 
 func describeQueues(q QueueSet) string {
@@ -90,14 +93,18 @@ func describeQueues(q QueueSet) string {
 	return "queues " + q.String()
 }
 
-func sameEntries(a, b []string) bool {
-	return len(a) == len(b) && len(commonEntries(a, b)) == len(a)
-}
-
-func commonEntries(a, b []string) []string {
-	in := make(map[string]bool, len(b))
-	for _, v := range b {
-		in[v] = true
+// commonEntries returns what two sorted lists have in common.
+func commonEntries(a, b []string) (common []string) {
+	for len(a) > 0 && len(b) > 0 {
+		switch c := strings.Compare(a[0], b[0]); {
+		case c < 0:
+			a = a[1:]
+		case c > 0:
+			b = b[1:]
+		default:
+			common = append(common, a[0])
+			a, b = a[1:], b[1:]
+		}
 	}
-	return slices.DeleteFunc(slices.Clone(a), func(v string) bool { return !in[v] })
+	return common
 }
