@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -16,10 +17,6 @@ import (
 	"github.com/afxdp-project/afxdp/internal/kubelet"
 )
 
-// shortWait bounds the calls to the agent that are made for pods without our devices too, DEL and STATUS, so that an
-// agent that hangs does not hold up a node.
-const shortWait = 5 * time.Second
-
 // supported lists the versions of the CNI specification that the plugin speaks.
 var supported = version.PluginSupports("0.4.0", "1.0.0", "1.1.0")
 
@@ -29,8 +26,17 @@ type Plugin struct {
 	// error means that the pod certainly has none. Nil asks kubelet.
 	Devices func(ctx context.Context, kubeletRoot string, pod kubelet.Pod) ([]kubelet.Allocation, error)
 
+	// ShortWait bounds the calls to the agent that are made for pods without our devices too, DEL and STATUS, so that
+	// an agent that hangs does not hold up a node. 0 is 5 seconds.
+	ShortWait time.Duration
+
 	Stdout io.Writer // gets an ADD's result and nothing else
 	Stderr io.Writer // gets what DEL and GC leave undone without failing
+}
+
+// short returns a context for a call that a node must not wait for long.
+func (p *Plugin) short(conf *netConf) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), min(conf.Timeout, cmp.Or(p.ShortWait, 5*time.Second)))
 }
 
 // request is an ADD or CHECK of a container whose pod has devices of ours.

@@ -52,7 +52,7 @@ func (p *Plugin) Add(args *skel.CmdArgs) error {
 	}
 	if err != nil {
 		// The runtime sees a failure, so the agent must not keep the success. DEL follows, but may be late.
-		undo, cancel := context.WithTimeout(context.Background(), shortWait)
+		undo, cancel := p.short(conf)
 		defer cancel()
 		if _, undoErr := a.Detach(undo, &agentapi.DetachRequest{Attachment: req.attachment}); undoErr != nil {
 			err = errors.Join(err, fmt.Errorf("undo the attachment: %w", undoErr))
@@ -72,7 +72,7 @@ func (p *Plugin) Del(args *skel.CmdArgs) error {
 	if _, err := os.Lstat(conf.AgentSocket); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), min(conf.Timeout, shortWait))
+	ctx, cancel := p.short(conf)
 	defer cancel()
 	a, err := dialAgent(conf.AgentSocket)
 	if err != nil {
@@ -171,7 +171,7 @@ func (p *Plugin) Status(args *skel.CmdArgs) error {
 	if err != nil || !conf.Standalone {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), min(conf.Timeout, shortWait))
+	ctx, cancel := p.short(conf)
 	defer cancel()
 	a, err := dialAgent(conf.AgentSocket)
 	if err != nil {

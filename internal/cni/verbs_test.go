@@ -160,7 +160,8 @@ func TestAddAndDelOfManyPodsAtOnce(t *testing.T) {
 	for i := range pods {
 		all.Go(func() {
 			r := newRig(onePod())
-			args := cmdArgs(netns[i%len(netns)].Path(), podArgs, conf("1.1.0", agent.socket, nil))
+			r.ShortWait = time.Minute // nothing is left to an agent that is only slow here
+			args := cmdArgs(netns[i%len(netns)].Path(), podArgs, conf("1.1.0", agent.socket, map[string]any{"timeout": "2m"}))
 			args.ContainerID = "c" + string(rune('0'+i/10)) + string(rune('0'+i%10))
 			for range 2 {
 				if err := r.Add(args); err != nil {
@@ -171,6 +172,9 @@ func TestAddAndDelOfManyPodsAtOnce(t *testing.T) {
 				}
 				if err := r.Del(args); err != nil {
 					t.Errorf("pod %d: DEL: %v", i, err)
+				}
+				if r.stderr.Len() != 0 {
+					t.Errorf("pod %d: %s", i, r.stderr.Bytes())
 				}
 			}
 		})
