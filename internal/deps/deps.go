@@ -4,6 +4,7 @@
 package deps
 
 import (
+	_ "github.com/cenkalti/backoff/v5"
 	_ "github.com/cilium/ebpf"
 	_ "github.com/cilium/ebpf/link"
 	_ "github.com/cilium/ebpf/rlimit"
@@ -20,7 +21,6 @@ import (
 	_ "github.com/mdlayher/genetlink"
 	_ "github.com/mdlayher/netlink"
 	_ "github.com/spf13/pflag"
-	_ "github.com/cenkalti/backoff/v5"
 	_ "go.yaml.in/yaml/v3"
 	_ "golang.org/x/sync/errgroup"
 	_ "golang.org/x/sys/unix"

@@ -71,7 +71,9 @@ func SetUp(name string) error {
 }
 
 // SetDown sets an interface administratively down.
-func SetDown(name string) error { return change(unix.RTM_NEWLINK, name, ifinfo{mask: unix.IFF_UP}, nil) }
+func SetDown(name string) error {
+	return change(unix.RTM_NEWLINK, name, ifinfo{mask: unix.IFF_UP}, nil)
+}
 
 // SetMTU sets an interface's MTU in bytes.
 func SetMTU(name string, mtu int) error {

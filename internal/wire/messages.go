@@ -97,6 +97,7 @@ type Socket struct {
 	TX              uint32
 	Flags           SocketFlags
 	NAPI            uint32 // SO_INCOMING_NAPI_ID right after the bind; 0: none seen
+	QueueNAPI       uint32 // the NAPI that the kernel links the rx queue to; 0: none
 	BusyPollBudget  uint32 // packets
 	BusyPollTimeout uint32 // µs
 	DeferHardIRQs   uint32 // as read back from the queue's NAPI or the device
@@ -115,7 +116,7 @@ const (
 	SocketMultiBuffer              // bound with XDP_USE_SG
 	SocketBusyPoll                 // the kernel took the busy-poll options
 	SocketDeferral                 // interrupt deferral was read back as the pool wants it
-	SocketNAPILinked               // the kernel links the queue to a NAPI
+	SocketNAPIKnown                // the kernel tells which NAPI a queue has, so that QueueNAPI 0 means none
 	SocketSeparateNAPI             // rx and tx of the queue have NAPIs of their own
 )
 

@@ -1,0 +1,140 @@
+// Command afxdp-deviceplugin is the node agent: it advertises NIC queues to kubelet, owns every change to a NIC and
+// hands AF_XDP sockets to pods.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"github.com/afxdp-project/afxdp/internal/agent"
+	"github.com/afxdp-project/afxdp/internal/config"
+)
+
+// version is set by the linker.
+var version = ""
+
+// Exit codes.
+const (
+	exitFailure = 1 // the agent could not start, or failed
+	exitUsage   = 2 // wrong flags or a configuration that was refused; nothing was changed
+)
+
+const usage = `afxdp-deviceplugin is the node agent of AF_XDP queues for Kubernetes. It runs as root, once a node.
+
+It advertises NIC queues to kubelet as afxdp.io/<pool>, attaches an XDP program to a NIC while one of its queues is
+leased to a pod, defers the interrupts of leased queues for busy polling, hands bound AF_XDP sockets to pods, and puts
+everything back when they go. Stopping or restarting it leaves leases and traffic as they are.
+
+Usage:
+  afxdp-deviceplugin --config FILE [flags]
+  afxdp-deviceplugin --config FILE --check     # only check the configuration
+
+Capabilities: NET_ADMIN, NET_RAW, BPF, IPC_LOCK. Linux 6.4 or later.
+Exit codes: 0 stopped by a signal, 1 failed, 2 wrong flags or configuration.
+
+Flags:
+`
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+func run(args []string, stdout, stderr io.Writer) int {
+	flags := pflag.NewFlagSet("afxdp-deviceplugin", pflag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.SortFlags = false
+	var (
+		file        = flags.String("config", "/etc/afxdp/config.yaml", "pool configuration (deployments/config.example.yaml explains it)")
+		check       = flags.Bool("check", false, "check the configuration and exit")
+		kubeletRoot = flags.String("kubelet-root", "/var/lib/kubelet", "kubelet's root directory")
+		runDir      = flags.String("run-dir", "/run/afxdp", "directory for state, allocations and sockets; must not outlive a boot")
+		pinDir      = flags.String("pin-dir", "/sys/fs/bpf/afxdp", "directory on a bpffs for pinned links and maps")
+		httpAddress = flags.String("http-address", "127.0.0.1:9417", "address of /healthz and /readyz; empty: not served")
+		logFormat   = flags.String("log-format", "text", "text or json")
+		logLevel    = flags.String("log-level", "info", "debug, info, warn or error")
+		showVersion = flags.Bool("version", false, "print the version and exit")
+	)
+	flags.Usage = func() { _, _ = fmt.Fprint(stderr, usage+flags.FlagUsages()) }
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return 0
+		}
+		return fail(stderr, exitUsage, err)
+	}
+	if *showVersion {
+		_, _ = fmt.Fprintln(stdout, "afxdp-deviceplugin", buildVersion())
+		return 0
+	}
+	if flags.NArg() > 0 {
+		return fail(stderr, exitUsage, fmt.Errorf("unexpected argument %q", flags.Arg(0)))
+	}
+	log, err := logger(stderr, *logFormat, *logLevel)
+	if err != nil {
+		return fail(stderr, exitUsage, err)
+	}
+	pools, warnings, err := config.Load(*file)
+	if err != nil {
+		return fail(stderr, exitUsage, fmt.Errorf("configuration refused:\n%w", err))
+	}
+	for _, w := range warnings {
+		log.Warn("configuration", "warning", w.String())
+	}
+	if *check {
+		_, _ = fmt.Fprintf(stdout, "%s: %d pools, no errors, %d warnings\n", *file, len(pools.Pools), len(warnings))
+		return 0
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	a, err := agent.New(agent.Config{
+		Pools: pools, KubeletRoot: *kubeletRoot, RunDir: *runDir, PinDir: *pinDir, HTTPAddress: *httpAddress,
+		Version: buildVersion(), Log: log,
+	})
+	if err != nil {
+		log.Error("start", "error", err)
+		return exitFailure
+	}
+	err = errors.Join(a.Run(ctx), a.Close())
+	if err != nil {
+		log.Error("run", "error", err)
+		return exitFailure
+	}
+	return 0
+}
+
+func fail(stderr io.Writer, code int, err error) int {
+	_, _ = fmt.Fprintln(stderr, "afxdp-deviceplugin:", err)
+	return code
+}
+
+func logger(w io.Writer, format, level string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("--log-level: %w", err)
+	}
+	options := &slog.HandlerOptions{Level: l}
+	switch format {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, options)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, options)), nil
+	}
+	return nil, fmt.Errorf("--log-format: %q is neither text nor json", format)
+}
+
+// buildVersion returns the linker's version, or what the toolchain knows of the checkout.
+func buildVersion() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return "unknown"
+}

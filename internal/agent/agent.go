@@ -1,0 +1,195 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"github.com/afxdp-project/afxdp/internal/agentapi"
+	"github.com/afxdp-project/afxdp/internal/config"
+	"github.com/afxdp-project/afxdp/internal/deviceplugin"
+	"github.com/afxdp-project/afxdp/internal/handoff"
+	"github.com/afxdp-project/afxdp/internal/kubelet"
+	"github.com/afxdp-project/afxdp/internal/lease"
+	"github.com/afxdp-project/afxdp/internal/wire"
+	"github.com/afxdp-project/afxdp/pkg/netdev"
+	"github.com/afxdp-project/afxdp/pkg/xsk"
+)
+
+// Config says where the agent works. Every field is needed.
+type Config struct {
+	Pools       *config.Config
+	KubeletRoot string // kubelet's root directory, such as /var/lib/kubelet
+	RunDir      string // /run/afxdp: state, allocations and the CNI plugin's socket
+	PinDir      string // /sys/fs/bpf/afxdp
+	HTTPAddress string // of /healthz and /readyz; empty: not served
+	Version     string
+	Log         *slog.Logger
+}
+
+// Agent is the node agent.
+type Agent struct {
+	config      Config
+	log         *slog.Logger
+	nics        *netdev.Handle
+	leases      *lease.Manager
+	inventory   *inventory
+	allocations *allocations
+	server      *handoff.Server
+	plugin      *deviceplugin.Manager
+	kubelet     *kubelet.Client
+
+	rescans     chan struct{}
+	maintenance chan struct{}
+	scanned     atomic.Bool
+	closers     []func() error
+}
+
+// stopTimeout is how long a stop waits for what is under way.
+const stopTimeout = 5 * time.Second
+
+// New makes an agent: it opens the journal, puts back or takes up what an earlier agent left, and has the sockets of all
+// allocations listen. The caller calls Run, then Close.
+func New(c Config) (_ *Agent, err error) {
+	a := &Agent{config: c, log: c.Log, rescans: make(chan struct{}, 1), maintenance: make(chan struct{}, 1)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, a.Close())
+		}
+	}()
+	if err := xsk.ProbeMapBound(); err != nil {
+		if errors.Is(err, xsk.ErrUnsupported) {
+			return nil, fmt.Errorf("this kernel cannot hand out queues: Linux 6.4 or later is needed: %w", err)
+		}
+		return nil, err
+	}
+	if err := os.MkdirAll(c.RunDir, 0o711); err != nil {
+		return nil, fmt.Errorf("make run directory: %w", err)
+	}
+	if a.nics, err = netdev.Open(); err != nil {
+		return nil, err
+	}
+	a.closers = append(a.closers, a.nics.Close)
+	var findings []error
+	a.leases, findings, err = lease.New(lease.Config{
+		StateDir: filepath.Join(c.RunDir, "state"), PinDir: c.PinDir, NICs: a.nics,
+	})
+	if err != nil {
+		return nil, err
+	}
+	a.closers = append(a.closers, a.leases.Close)
+	for _, f := range findings {
+		a.log.Error("take up the journal", "error", f)
+	}
+	a.inventory = &inventory{nics: a.nics, leases: a.leases, log: a.log, config: c.Pools, devices: make(map[string]device)}
+	a.server = handoff.NewServer(a.leases, a.log)
+	a.closers = append(a.closers, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+		defer cancel()
+		return a.server.Close(ctx)
+	})
+	if a.allocations, err = newAllocations(filepath.Join(c.RunDir, "alloc"), a.leases, a.server); err != nil {
+		return nil, err
+	}
+	if a.kubelet, err = kubelet.NewClient(c.KubeletRoot); err != nil {
+		return nil, err
+	}
+	a.closers = append(a.closers, a.kubelet.Close)
+	a.plugin, err = deviceplugin.NewManager(deviceplugin.Config{
+		KubeletRoot: c.KubeletRoot, Domain: config.ResourceDomain, Backend: a, Logger: a.log,
+	})
+	return a, err
+}
+
+// Run serves until ctx is done. Leases, attachments and the pods' sockets outlive it.
+func (a *Agent) Run(ctx context.Context) error {
+	listener, err := a.listen()
+	if err != nil {
+		return err
+	}
+	rpc := grpc.NewServer(grpc.MaxRecvMsgSize(1 << 20))
+	agentapi.RegisterAgentServer(rpc, service{Agent: a})
+
+	// Registered before the node is looked at: a kubelet that does not know the resource rejects pods that it admits
+	// again, after a restart.
+	empty := make(map[string][]deviceplugin.Device)
+	for _, name := range a.inventory.pools() {
+		empty[name] = nil
+	}
+	a.plugin.Update(empty)
+	a.log.Info("agent started", "version", a.config.Version, "pools", a.inventory.pools(), "netnsCookie", a.nics.NetnsCookie())
+
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return a.plugin.Run(ctx) })
+	g.Go(func() error { return rpc.Serve(listener) })
+	g.Go(func() error { return a.serveHTTP(ctx) })
+	g.Go(func() error { return a.watch(ctx) })
+	g.Go(func() error { return a.keep(ctx) })
+	g.Go(func() error {
+		<-ctx.Done()
+		stopped := make(chan struct{})
+		go func() { rpc.GracefulStop(); close(stopped) }()
+		select {
+		case <-stopped:
+		case <-time.After(stopTimeout):
+			rpc.Stop()
+		}
+		return nil
+	})
+	err = g.Wait()
+	a.log.Info("agent stopped", "error", err)
+	return err
+}
+
+// Close closes everything, in the reverse order of its making.
+func (a *Agent) Close() error {
+	var errs []error
+	for i := len(a.closers) - 1; i >= 0; i-- {
+		errs = append(errs, a.closers[i]())
+	}
+	a.closers = nil
+	return errors.Join(errs...)
+}
+
+// listen listens on the CNI plugin's socket, which only root can connect to.
+func (a *Agent) listen() (net.Listener, error) {
+	path := filepath.Join(a.config.RunDir, "agent.sock")
+	temp := path + ".new"
+	if err := wire.CheckPath(temp); err != nil {
+		return nil, err
+	}
+	if err := os.Remove(temp); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: temp, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen for the CNI plugin: %w", err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(temp, 0o600), os.Rename(temp, path)); err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for the CNI plugin: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// rescan has the node looked at soon.
+func (a *Agent) rescan() { poke(a.rescans) }
+
+// maintain has unfinished ends of leases looked at soon.
+func (a *Agent) maintain() { poke(a.maintenance) }
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

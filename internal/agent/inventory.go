@@ -1,0 +1,203 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/afxdp-project/afxdp/internal/config"
+	"github.com/afxdp-project/afxdp/internal/deviceplugin"
+	"github.com/afxdp-project/afxdp/internal/lease"
+	"github.com/afxdp-project/afxdp/pkg/netdev"
+)
+
+// inventory is the node's devices: what the pools select of what is there, with their health.
+type inventory struct {
+	nics   *netdev.Handle
+	leases *lease.Manager
+	log    *slog.Logger
+
+	mu       sync.Mutex
+	config   *config.Config
+	devices  map[string]device // by id
+	problems []string          // as last logged
+}
+
+type device struct {
+	pool  config.Pool
+	link  netdev.Link
+	queue int
+}
+
+// scan looks at the node and returns the devices of each pool.
+func (v *inventory) scan() (map[string][]deviceplugin.Device, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	links, err := v.nics.Links()
+	if err != nil {
+		return nil, err
+	}
+	uplinks, err := v.nics.Uplinks()
+	if err != nil {
+		return nil, err
+	}
+	byName := make(map[string]netdev.Link)
+	var nics []config.NIC
+	for _, l := range links {
+		if l.Loopback {
+			continue
+		}
+		rx, _, err := v.nics.QueueCount(l.Index)
+		if errors.Is(err, netdev.ErrNoDevice) {
+			continue // gone since
+		}
+		if err != nil {
+			return nil, err
+		}
+		byName[l.Name] = l
+		nics = append(nics, config.NIC{
+			Name: l.Name, Driver: l.Driver, PCI: l.PCI, MAC: address(l), NUMANode: l.NUMANode, Queues: rx,
+			UplinkReason: uplinks[l.Index],
+		})
+	}
+	assigned, problems := v.config.Assign(nics)
+	v.report(problems)
+	trouble, held := v.leases.Problems(), v.leases.Held()
+	v.devices = make(map[string]device)
+	all := make(map[string][]deviceplugin.Device)
+	for _, pool := range v.config.Pools {
+		all[pool.Name] = []deviceplugin.Device{}
+		shared := make(map[string]map[int]int)
+		for _, d := range assigned[pool.Name] {
+			link := byName[d.NIC]
+			if !pool.AllowSharedNAPI {
+				if shared[d.NIC] == nil {
+					shared[d.NIC] = v.firstOnNAPI(link)
+				}
+				if first, ok := shared[d.NIC][d.Queue]; ok && first != d.Queue {
+					continue // the device of the first queue stands for all on its NAPI
+				}
+			}
+			v.devices[d.ID()] = device{pool, link, d.Queue}
+			reason := v.ill(pool, link, trouble)
+			if r := held[d.ID()]; reason == "" {
+				reason = r
+			}
+			all[pool.Name] = append(all[pool.Name], deviceplugin.Device{
+				ID: d.ID(), Healthy: reason == "", Reason: reason, NUMANode: link.NUMANode, NIC: d.NIC, Queue: d.Queue,
+			})
+		}
+	}
+	return all, nil
+}
+
+// ill returns why a NIC's devices are not healthy, or "".
+func (v *inventory) ill(pool config.Pool, link netdev.Link, trouble map[int]string) string {
+	switch {
+	case !link.Up:
+		return link.Name + " is administratively down"
+	case !link.Carrier:
+		return fmt.Sprintf("%s has no link (operational state %s)", link.Name, link.OperState)
+	case trouble[link.Index] != "":
+		return trouble[link.Index]
+	case link.XDP.Mode != netdev.XDPNone && !v.leases.Manages(link):
+		return fmt.Sprintf("%s has another XDP program (id %d)", link.Name, max(link.XDP.NativeProgID, link.XDP.GenericProgID, link.XDP.OffloadProgID))
+	}
+	features, err := v.nics.XDPFeatures(link.Index)
+	if err == nil && !features.Basic && !pool.AllowGeneric {
+		return fmt.Sprintf("the driver of %s has no native XDP, and pool %s does not allow generic", link.Name, pool.Name)
+	}
+	return ""
+}
+
+// firstOnNAPI returns for each rx queue of a NIC the first one on the same NAPI. Queues without a link to a NAPI are not
+// in it.
+func (v *inventory) firstOnNAPI(link netdev.Link) map[int]int {
+	queues, err := v.nics.Queues(link.Index)
+	if err != nil {
+		return map[int]int{}
+	}
+	first, byQueue := make(map[uint32]int), make(map[int]int)
+	for _, q := range queues {
+		if q.Type != netdev.RX || q.NAPI == 0 {
+			continue
+		}
+		if f, ok := first[q.NAPI]; !ok || q.Index < f {
+			first[q.NAPI] = q.Index
+		}
+	}
+	for _, q := range queues {
+		if q.Type == netdev.RX && q.NAPI != 0 {
+			byQueue[q.Index] = first[q.NAPI]
+		}
+	}
+	return byQueue
+}
+
+// report logs what does not fit between configuration and node, when it changes.
+func (v *inventory) report(problems []config.Problem) {
+	now := make([]string, len(problems))
+	for i, p := range problems {
+		now[i] = p.String()
+	}
+	for i, p := range now {
+		if !slices.Contains(v.problems, p) {
+			v.log.Warn("configuration does not fit the node", "pool", problems[i].Pool, "netdev", problems[i].NIC, "problem", problems[i].Msg)
+		}
+	}
+	v.problems = now
+}
+
+// find returns a device of a pool.
+func (v *inventory) find(pool, id string) (device, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	d, ok := v.devices[id]
+	if !ok {
+		return device{}, fmt.Errorf("unknown device %s: this node has %d devices in its pools", id, len(v.devices))
+	}
+	if d.pool.Name != pool {
+		return device{}, fmt.Errorf("device %s belongs to pool %s, not %s", id, d.pool.Name, pool)
+	}
+	return d, nil
+}
+
+// pool returns a pool of the configuration.
+func (v *inventory) pool(name string) (config.Pool, bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.config.Pool(name)
+}
+
+// pools returns the pools' names.
+func (v *inventory) pools() []string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	names := make(map[string]bool)
+	for _, p := range v.config.Pools {
+		names[p.Name] = true
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// address returns the permanent address of a NIC where it has one, else the present one.
+func address(l netdev.Link) string {
+	if len(l.PermMAC) > 0 {
+		return l.PermMAC.String()
+	}
+	return l.MAC.String()
+}
+
+// settings returns what a lease keeps of its pool.
+func settings(p config.Pool) lease.Settings {
+	return lease.Settings{
+		Pool: p.Name, ZeroCopy: lease.ZeroCopy(p.ZeroCopy), NeedWakeup: p.NeedWakeup, MultiBuffer: p.MultiBuffer,
+		AllowGeneric: p.AllowGeneric, CountUnclaimed: p.CountUnclaimed,
+		BusyPollBudget: p.BusyPoll.Budget, BusyPollTimeout: p.BusyPoll.Timeout,
+		DeferHardIRQs: uint32(p.BusyPoll.DeferHardIRQs), GROFlushTimeout: p.BusyPoll.GROFlushTimeout,
+		MaxUMEM: uint64(p.Limits.MaxUMEM), MaxFrames: uint32(p.Limits.MaxFrames), MaxRingSize: uint32(p.Limits.MaxRingSize),
+	}
+}

@@ -1,0 +1,248 @@
+package handoff
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/afxdp-project/afxdp/internal/lease"
+	"github.com/afxdp-project/afxdp/internal/wire"
+	"github.com/afxdp-project/afxdp/pkg/netdev"
+	"github.com/afxdp-project/afxdp/pkg/xsk"
+)
+
+const (
+	helloTimeout = 5 * time.Second
+	// sendTimeout is how long a client may take to make room for an answer.
+	sendTimeout = 5 * time.Second
+	// refusalTimeout is for what is sent from the accept loop, which one client must not hold up.
+	refusalTimeout = 10 * time.Millisecond
+)
+
+// session is one connection. Its goroutine reads requests one after the other; only revoke comes from elsewhere.
+type session struct {
+	leases     *lease.Manager
+	log        *slog.Logger
+	allocation Allocation
+	conn       *wire.Conn
+	cookie     uint64 // of the peer's network namespace
+
+	first    *xsk.Socket       // has the UMEM, is not bound yet
+	group    uint64            // cookie of the socket that has or had the UMEM first; 0: no UMEM
+	zeroCopy bool              // of the UMEM
+	open     map[string]uint64 // epoch by device
+
+	ended sync.Once
+}
+
+func newSession(s *Server, a Allocation, conn *wire.Conn) *session {
+	return &session{
+		leases: s.leases, log: s.log.With("allocation", a.ID, "pool", a.Pool),
+		allocation: a, conn: conn, open: make(map[string]uint64),
+	}
+}
+
+// run serves the connection until it ends.
+func (s *session) run() {
+	err := s.serve()
+	// The connection goes first: what follows may block on a hostile descriptor.
+	_ = s.conn.Close()
+	for device, epoch := range s.open {
+		s.leases.Closed(device, epoch, false)
+	}
+	s.dropFirst()
+	var broken *wire.ProtocolError
+	if errors.As(err, &broken) {
+		for _, fd := range broken.Unexpected {
+			_ = unix.Close(fd)
+		}
+	}
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+		s.log.Warn("pod's connection ended", "netnsCookie", s.cookie, "error", err)
+	}
+}
+
+func (s *session) serve() (err error) {
+	if s.cookie, err = s.conn.PeerNetns(); err != nil {
+		return err
+	}
+	// A peer that says nothing is not served for ever; later it may be silent as long as it wants.
+	r, err := s.receive(time.Now().Add(helloTimeout))
+	if err != nil {
+		return err
+	}
+	hello, ok := r.Message.(*wire.Hello)
+	if !ok {
+		return s.refuse(r, wire.Errorf(wire.CodeMalformed, "%s came before HELLO", r.Message.Type()))
+	}
+	if hello.MinVersion > wire.Version || hello.MaxVersion < wire.Version {
+		return s.refuse(r, wire.Errorf(wire.CodeVersion, "the agent speaks version %d, the client versions %d to %d",
+			wire.Version, hello.MinVersion, hello.MaxVersion))
+	}
+	welcome, err := s.welcome()
+	if err != nil {
+		return s.refuse(r, err)
+	}
+	if err := s.send(r.ID, welcome, -1); err != nil {
+		return err
+	}
+	for {
+		r, err := s.receive(time.Time{})
+		if err != nil {
+			return err
+		}
+		if err := s.handle(r); err != nil {
+			return err
+		}
+	}
+}
+
+// receive receives one request and answers one that breaks the protocol.
+func (s *session) receive(deadline time.Time) (wire.Received, error) {
+	r, err := s.conn.Recv(deadline)
+	var broken *wire.ProtocolError
+	if errors.As(err, &broken) {
+		_ = s.conn.Send(broken.ID, wire.Errorf(wire.CodeMalformed, "%s", broken.Reason), -1, sendTimeout)
+	}
+	return r, err
+}
+
+// handle answers one request. An error ends the connection.
+func (s *session) handle(r wire.Received) error {
+	answer, fd, err := s.answer(r)
+	if err == nil {
+		err = s.send(r.ID, answer, fd)
+	} else {
+		err = s.send(r.ID, toWire(err), -1)
+	}
+	if fd >= 0 {
+		_ = unix.Close(fd)
+	}
+	if r.FD >= 0 {
+		_ = unix.Close(r.FD) // may block; the answer is on its way
+	}
+	return err
+}
+
+// answer returns the answer to one request, with the descriptor that it carries or -1. The caller closes that and what
+// came with the request.
+func (s *session) answer(r wire.Received) (wire.Message, int, error) {
+	switch m := r.Message.(type) {
+	case *wire.UMEM:
+		answer, err := s.register(m, r.FD)
+		return answer, -1, err
+	case *wire.Open:
+		return s.openDevice(m)
+	case *wire.Resume:
+		answer, err := s.resume(m, r.FD)
+		return answer, -1, err
+	case *wire.Join:
+		answer, err := s.join(r.FD)
+		return answer, -1, err
+	case *wire.Close:
+		device, err := s.device(m.Device)
+		if err != nil {
+			return nil, -1, err
+		}
+		if epoch, ok := s.open[device]; ok {
+			s.leases.Closed(device, epoch, true)
+			delete(s.open, device)
+		}
+		return &wire.Closed{Device: m.Device}, -1, nil
+	}
+	return nil, -1, wire.Errorf(wire.CodeMalformed, "%s is no request, or came twice", r.Message.Type())
+}
+
+func (s *session) send(id uint32, m wire.Message, fd int) error {
+	return s.conn.Send(id, m, fd, sendTimeout)
+}
+
+// refuse answers with an error, and ends the connection by returning it.
+func (s *session) refuse(r wire.Received, err error) error {
+	_ = s.send(r.ID, toWire(err), -1)
+	if r.FD >= 0 {
+		_ = s.conn.Close()
+		_ = unix.Close(r.FD)
+	}
+	return err
+}
+
+// revoke tells the pod that a lease has ended and ends the connection.
+func (s *session) revoke(reason string) {
+	s.ended.Do(func() {
+		_ = s.conn.Send(0, wire.Errorf(wire.CodeEnded, "%s", reason), -1, sendTimeout)
+		_ = s.conn.Close()
+	})
+}
+
+// welcome describes the allocation's devices as they stand for this peer.
+func (s *session) welcome() (*wire.Welcome, error) {
+	w := &wire.Welcome{Version: wire.Version, Pool: s.allocation.Pool}
+	leased := false
+	for _, id := range s.allocation.Devices {
+		v := s.leases.View(id, s.cookie)
+		d := wire.Device{NUMA: -1}
+		if v.Leased {
+			leased = true
+			name, err := wire.MakeName(v.Link.Name)
+			if err != nil {
+				return nil, err
+			}
+			d = wire.Device{
+				Netdev: name, Queue: uint32(v.Queue), NUMA: int32(v.Link.NUMANode), MTU: uint32(v.Link.MTU),
+				Flags: wire.DeviceLeased, Epoch: v.Epoch,
+			}
+			if v.Open {
+				d.Flags |= wire.DeviceOpen
+			}
+			if v.Settings.MultiBuffer {
+				d.Flags |= wire.DeviceMultiBuffer
+			}
+			w.MaxUMEM, w.MaxRingSize = v.Settings.MaxUMEM, v.Settings.MaxRingSize
+		}
+		w.Devices = append(w.Devices, d)
+	}
+	if !leased {
+		return nil, wire.Errorf(wire.CodeNotLeased, "no device of this allocation is leased to the network namespace that the connection "+
+			"comes from: the CNI plugin has not run for the pod yet, or the lease has ended")
+	}
+	return w, nil
+}
+
+// device returns the id of a device that a request names by number.
+func (s *session) device(i uint32) (string, error) {
+	if uint64(i) >= uint64(len(s.allocation.Devices)) {
+		return "", wire.Errorf(wire.CodeNoDevice, "device %d: the allocation has %d", i, len(s.allocation.Devices))
+	}
+	return s.allocation.Devices[i], nil
+}
+
+// toWire makes an error that a client can act on.
+func toWire(err error) *wire.Error {
+	var e *wire.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	var refused *lease.RefusedError
+	code := wire.CodeInternal
+	switch {
+	case errors.Is(err, lease.ErrNotLeased):
+		code = wire.CodeNotLeased
+	case errors.Is(err, lease.ErrBusy), errors.Is(err, unix.EBUSY):
+		code = wire.CodeBusy
+	case errors.Is(err, lease.ErrNotYours):
+		code = wire.CodeNotYours
+	case errors.Is(err, netdev.ErrNoDevice), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENETDOWN):
+		code = wire.CodeNoDevice
+	case errors.Is(err, xsk.ErrUnsupported):
+		code = wire.CodeUnsupported
+	case errors.As(err, &refused):
+		code = wire.CodeState
+	}
+	return &wire.Error{Code: code, Text: err.Error()}
+}

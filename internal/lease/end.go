@@ -1,0 +1,167 @@
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/afxdp-project/afxdp/pkg/netdev"
+)
+
+// Detach takes an attachment out of all leases that have it. A lease without any is ended. It succeeds on what is gone,
+// and never touches a lease that a later ADD made for the same device: that has another sandbox.
+func (m *Manager) Detach(a Attachment) error {
+	return m.release("the pod's network was taken down", func(other Attachment) bool { return other == a })
+}
+
+// CollectGarbage takes the attachments of a network that are not in valid out of all leases.
+func (m *Manager) CollectGarbage(network string, valid []Attachment) error {
+	return m.release("the container runtime does not know the pod's sandbox any more", func(a Attachment) bool {
+		return a.Network == network && !slices.ContainsFunc(valid, func(v Attachment) bool {
+			return v.ContainerID == a.ContainerID && v.Ifname == a.Ifname
+		})
+	})
+}
+
+// EndStale ends the leases for which stale gives a reason. The function is called with copies, under the Manager's lock.
+func (m *Manager) EndStale(stale func(Lease) (reason string, is bool)) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var errs []error
+	for _, l := range m.sorted() {
+		if reason, is := stale(l.copy()); is && l.doc.State != StateHeld {
+			errs = append(errs, m.end(l, reason))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (m *Manager) release(reason string, drop func(Attachment) bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var errs []error
+	for _, l := range m.sorted() {
+		if l.doc.State == StateHeld || !slices.ContainsFunc(l.doc.Attachments, drop) {
+			continue
+		}
+		if left := slices.DeleteFunc(slices.Clone(l.doc.Attachments), drop); len(left) > 0 {
+			l.doc.Attachments = left
+			errs = append(errs, m.writeLease(l))
+			continue
+		}
+		errs = append(errs, m.end(l, reason))
+	}
+	return errors.Join(errs...)
+}
+
+func (m *Manager) removeAttachment(l *lease, a Attachment) error {
+	l.doc.Attachments = slices.DeleteFunc(l.doc.Attachments, func(other Attachment) bool { return other == a })
+	return m.writeLease(l)
+}
+
+// end ends a lease, whatever state it is in. Each step is tried even if an earlier one failed: what can be put back is.
+// On error the lease stays in the journal as ending, and the next Maintain goes on.
+func (m *Manager) end(l *lease, reason string) error {
+	if l.doc.State == StateHeld {
+		return m.removeLease(l)
+	}
+	l.doc.State = StateEnding
+	errs := []error{m.writeLease(l)}
+	m.dropOpen(l, reason)
+	if n := m.nics[l.doc.NIC]; n != nil {
+		errs = append(errs, m.putBack(n, l))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("end lease of %s: %w", l.doc.Device, err)
+	}
+	if l.doc.Socket == nil {
+		return m.removeLease(l)
+	}
+	// The pod's processes may hold the queue still, and the kernel lets go of it some time after the last one.
+	l.doc.State = StateHeld
+	l.held.since = time.Now()
+	return m.writeLease(l)
+}
+
+// putBack undoes what was changed for a lease, and what was changed for its NIC when no other lease is left there.
+func (m *Manager) putBack(n *nic, l *lease) error {
+	link, err := m.find(n)
+	if errors.Is(err, netdev.ErrNoDevice) {
+		// A NIC that is gone has taken its settings along, and one made anew starts clean.
+		n.doc.Knobs = nil
+	} else if err != nil {
+		return err
+	}
+	var errs []error
+	if n.attachment != nil {
+		errs = append(errs, n.attachment.Remove(l.doc.Queue))
+	}
+	errs = append(errs, m.untune(n, link, l.doc.Device))
+	if m.inUse(n, l) {
+		return errors.Join(errs...)
+	}
+	errs = append(errs, m.detach(n))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	m.config.Fault("remove nic")
+	delete(m.nics, n.key)
+	return m.journal.remove(kindNIC, n.key)
+}
+
+// inUse reports whether a lease other than except needs the NIC changed.
+func (m *Manager) inUse(n *nic, except *lease) bool {
+	for _, l := range m.leases {
+		if l != except && l.doc.NIC == n.key && l.doc.State != StateHeld {
+			return true
+		}
+	}
+	return false
+}
+
+// Held returns for each device that is still held after its lease's end, and longer than the kernel needs to release
+// it, a reason.
+func (m *Manager) Held() map[string]string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	held := make(map[string]string)
+	for id, l := range m.leases {
+		if l.doc.State == StateHeld && time.Since(l.held.since) > heldGrace {
+			held[id] = fmt.Sprintf("the queue is still held by a process of pod %s, whose lease has ended", l.doc.Pod)
+		}
+	}
+	return held
+}
+
+// Maintain goes on with leases whose end failed, and tries by a trial bind whether held queues are free by now. It
+// reports whether there is anything left to do.
+func (m *Manager) Maintain() (pending bool, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var errs []error
+	for _, l := range m.sorted() {
+		switch l.doc.State {
+		case StateEnding:
+			errs = append(errs, m.end(l, "its end was interrupted"))
+		case StateHeld:
+			if m.isFree(l) {
+				errs = append(errs, m.removeLease(l))
+			}
+		}
+	}
+	for _, l := range m.leases {
+		pending = pending || l.doc.State == StateEnding || l.doc.State == StateHeld
+	}
+	return pending, errors.Join(errs...)
+}
+
+func (m *Manager) sorted() []*lease {
+	all := make([]*lease, 0, len(m.leases))
+	for _, l := range m.leases {
+		all = append(all, l)
+	}
+	slices.SortFunc(all, func(a, b *lease) int { return strings.Compare(a.doc.Device, b.doc.Device) })
+	return all
+}

@@ -1,0 +1,191 @@
+package lease
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/afxdp-project/afxdp/internal/xdpprog"
+	"github.com/afxdp-project/afxdp/pkg/netdev"
+	"github.com/afxdp-project/afxdp/pkg/xsk"
+)
+
+// Config says where a Manager works.
+type Config struct {
+	StateDir string         // the journal; 0700, on a filesystem that does not outlive a boot
+	PinDir   string         // a directory for the pins, made on a bpffs; its name and those in it have no dots
+	NICs     *netdev.Handle // the network namespace whose NICs are changed
+	// Fault, if set, is called at each step of a change, before it. Tests end the process there.
+	Fault func(step string)
+}
+
+// Manager is the one writer of journal and NICs. Its methods may be called from any goroutine.
+type Manager struct {
+	config  Config
+	cookie  uint64 // of the NICs' network namespace
+	journal *journal
+
+	mu     sync.Mutex
+	nics   map[string]*nic   // by key
+	leases map[string]*lease // by device id
+	epoch  uint64
+}
+
+type nic struct {
+	key        string
+	doc        nicDoc
+	attachment *xdpprog.Attachment
+}
+
+type lease struct {
+	doc  Lease
+	open *open // the connection that has the device open, or nil
+	held heldState
+}
+
+type open struct {
+	socket *xsk.Socket // the agent's descriptor
+	revoke func(reason string)
+}
+
+type heldState struct {
+	since time.Time
+}
+
+// heldGrace is how long the kernel may take to release a queue after the last descriptor is gone (30 to 70 ms were
+// measured) before the device is called unhealthy.
+const heldGrace = time.Second
+
+// New opens the journal and takes up what it says: leases that were active go on, what was half done is undone, what
+// nobody holds is put back. The returned error leaves no Manager; problems with single NICs or leases, which leave the
+// rest in working order, come as findings.
+func New(c Config) (_ *Manager, findings []error, err error) {
+	if err := xdpprog.CheckBPFFS(filepath.Dir(c.PinDir)); err != nil {
+		return nil, nil, err
+	}
+	if err := os.MkdirAll(c.PinDir, 0o700); err != nil {
+		return nil, nil, fmt.Errorf("make pin directory: %w", err)
+	}
+	j, err := openJournal(c.StateDir)
+	if err != nil {
+		return nil, nil, err
+	}
+	if c.Fault == nil {
+		c.Fault = func(string) {}
+	}
+	m := &Manager{
+		config: c, cookie: c.NICs.NetnsCookie(), journal: j,
+		nics: make(map[string]*nic), leases: make(map[string]*lease),
+	}
+	return m, m.recover(), nil
+}
+
+// Close closes the Manager's descriptors. NICs, leases and the pods' sockets stay as they are.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var errs []error
+	for _, l := range m.leases {
+		if l.open != nil {
+			errs = append(errs, l.open.socket.Close())
+			l.open = nil
+		}
+	}
+	for _, n := range m.nics {
+		if n.attachment != nil {
+			errs = append(errs, n.attachment.Close())
+		}
+	}
+	return errors.Join(append(errs, m.journal.close())...)
+}
+
+// Leases returns copies of all leases, sorted by device.
+func (m *Manager) Leases() []Lease {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []Lease
+	for _, id := range slices.Sorted(maps.Keys(m.leases)) {
+		all = append(all, m.leases[id].copy())
+	}
+	return all
+}
+
+// Lease returns a copy of a device's lease.
+func (m *Manager) Lease(device string) (Lease, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, ok := m.leases[device]
+	if !ok {
+		return Lease{}, false
+	}
+	return l.copy(), true
+}
+
+// IsOpen reports whether a connection has the device open.
+func (m *Manager) IsOpen(device string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, ok := m.leases[device]
+	return ok && l.open != nil
+}
+
+func (l *lease) copy() Lease {
+	c := l.doc
+	c.Attachments = slices.Clone(c.Attachments)
+	if c.Socket != nil {
+		s := *c.Socket
+		c.Socket = &s
+	}
+	return c
+}
+
+// NetnsCookie returns the cookie of the network namespace whose NICs are managed.
+func (m *Manager) NetnsCookie() uint64 { return m.cookie }
+
+// The journal's kinds of documents.
+const (
+	kindNIC        = "nic"
+	kindLease      = "lease"
+	kindAllocation = "allocation"
+)
+
+func (m *Manager) writeLease(l *lease) error {
+	m.config.Fault("write lease " + string(l.doc.State))
+	return m.journal.write(kindLease, l.doc.Device, &l.doc)
+}
+
+func (m *Manager) removeLease(l *lease) error {
+	m.config.Fault("remove lease")
+	delete(m.leases, l.doc.Device)
+	return m.journal.remove(kindLease, l.doc.Device)
+}
+
+func (m *Manager) writeNIC(n *nic) error {
+	m.config.Fault("write nic")
+	return m.journal.write(kindNIC, n.key, &n.doc)
+}
+
+// nextEpoch returns a number larger than that of any lease before, also before a restart.
+func (m *Manager) nextEpoch() uint64 {
+	m.epoch = max(m.epoch+1, uint64(time.Now().UnixNano()))
+	return m.epoch
+}
+
+// SaveAllocation remembers which devices an allocation has; a restarted agent serves its socket again.
+func (m *Manager) SaveAllocation(id string, body any) error {
+	return m.journal.write(kindAllocation, id, body)
+}
+
+// RemoveAllocation forgets an allocation.
+func (m *Manager) RemoveAllocation(id string) error { return m.journal.remove(kindAllocation, id) }
+
+// Allocations calls f with each saved allocation.
+func (m *Manager) Allocations(f func(id string, body json.RawMessage) error) error {
+	return m.journal.readAll(kindAllocation, func(key string, body []byte) error { return f(key, body) })
+}

@@ -1,0 +1,250 @@
+package lease
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/afxdp-project/afxdp/pkg/netdev"
+	"github.com/afxdp-project/afxdp/pkg/xsk"
+)
+
+// Grant is the permission to make the socket of a device.
+type Grant struct {
+	Device string
+	Queue  int
+	Epoch  uint64
+	// NetnsCookie is that of the pod, to which all sockets on one UMEM must belong.
+	NetnsCookie uint64
+	Link        netdev.Link
+	Settings    Settings
+	// ZeroCopy is what the NIC was found able to do.
+	ZeroCopy bool
+	Tuning   Tuning
+}
+
+// ErrNotLeased is what errors.Is finds when a device is not leased to the network namespace that asks.
+var ErrNotLeased = errors.New("not leased")
+
+// ErrBusy is what errors.Is finds when another connection has a device open.
+var ErrBusy = errors.New("already open")
+
+// ErrNotYours is what errors.Is finds when a socket is not the one that was made for the lease.
+var ErrNotYours = errors.New("not the socket of this lease")
+
+// leaseOf returns the active lease of a device, if it is the asking network namespace's.
+func (m *Manager) leaseOf(device string, cookie uint64) (*lease, error) {
+	l := m.leases[device]
+	if l == nil || l.doc.State != StateActive || l.doc.NetnsCookie != cookie {
+		return nil, fmt.Errorf("device %s: %w to the pod of this network namespace (the CNI plugin activates a pod's devices "+
+			"when its network is set up)", device, ErrNotLeased)
+	}
+	return l, nil
+}
+
+// View is a device as a pod sees it.
+type View struct {
+	Leased, Open bool
+	Link         netdev.Link // of a leased device
+	Queue        int
+	Epoch        uint64
+	Settings     Settings
+}
+
+// View returns how a device stands for the pod with the given network namespace. Of one that is not leased to it,
+// nothing is told.
+func (m *Manager) View(device string, cookie uint64) View {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, err := m.leaseOf(device, cookie)
+	if err != nil {
+		return View{}
+	}
+	v := View{Leased: true, Open: l.open != nil, Queue: l.doc.Queue, Epoch: l.doc.Epoch, Settings: l.doc.Settings}
+	if n := m.nics[l.doc.NIC]; n != nil {
+		v.Link, _ = m.find(n)
+	}
+	return v
+}
+
+// Grant returns what is needed to open a device, for the pod with the given network namespace.
+func (m *Manager) Grant(device string, cookie uint64) (Grant, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, err := m.leaseOf(device, cookie)
+	if err != nil {
+		return Grant{}, err
+	}
+	if l.open != nil {
+		return Grant{}, fmt.Errorf("device %s: %w by another connection of pod %s", device, ErrBusy, l.doc.Pod)
+	}
+	return m.grant(l)
+}
+
+func (m *Manager) grant(l *lease) (Grant, error) {
+	n := m.nics[l.doc.NIC]
+	link, err := m.find(n)
+	if err != nil {
+		return Grant{}, fmt.Errorf("device %s: %w (the NIC that was leased is gone)", l.doc.Device, err)
+	}
+	if err := m.verify(n, link); err != nil {
+		return Grant{}, err
+	}
+	tuning, err := m.tuning(n, link, l)
+	if err != nil {
+		return Grant{}, err
+	}
+	return Grant{
+		Device: l.doc.Device, Queue: l.doc.Queue, Epoch: l.doc.Epoch, NetnsCookie: l.doc.NetnsCookie, Link: link,
+		Settings: l.doc.Settings, ZeroCopy: n.doc.ZeroCopy != nil && *n.doc.ZeroCopy, Tuning: tuning,
+	}, nil
+}
+
+// PodZeroCopy reports whether the NICs of all devices of the pod with the given network namespace can do zero-copy and
+// no pool forbids it, and names one that cannot.
+func (m *Manager) PodZeroCopy(cookie uint64) (can bool, obstacle string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.sorted() {
+		if l.doc.State != StateActive || l.doc.NetnsCookie != cookie {
+			continue
+		}
+		n := m.nics[l.doc.NIC]
+		switch {
+		case l.doc.Settings.ZeroCopy == ZeroCopyNever:
+			return false, fmt.Sprintf("pool %s has zeroCopy: never", l.doc.Settings.Pool)
+		case n == nil || n.doc.ZeroCopy == nil || !*n.doc.ZeroCopy:
+			return false, fmt.Sprintf("%s cannot", l.doc.Identity.Name)
+		}
+	}
+	return true, ""
+}
+
+// Opened records the socket that was made with a grant and has the queue's packets go to it. On success the Manager
+// takes over socket; the connection that made it is told by revoke, from any goroutine, when the lease ends. group is
+// the cookie of the socket with which the UMEM was registered.
+func (m *Manager) Opened(g Grant, socket *xsk.Socket, s Socket, revoke func(reason string)) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, err := m.leaseOf(g.Device, g.NetnsCookie)
+	if err != nil {
+		return err
+	}
+	if l.doc.Epoch != g.Epoch {
+		return fmt.Errorf("device %s: %w: its lease ended meanwhile", g.Device, ErrNotLeased)
+	}
+	if l.open != nil {
+		return fmt.Errorf("device %s: %w by another connection of pod %s", g.Device, ErrBusy, l.doc.Pod)
+	}
+	before := l.doc.Socket
+	l.doc.Socket = &s
+	if err := m.writeLease(l); err != nil {
+		l.doc.Socket = before
+		return err
+	}
+	if err := m.nics[l.doc.NIC].attachment.Insert(l.doc.Queue, socket.FD()); err != nil {
+		return err
+	}
+	l.open = &open{socket, revoke}
+	return nil
+}
+
+// Resumed takes a socket back that was handed out before the agent was started anew, or whose connection was lost. The
+// Manager takes it over on success.
+func (m *Manager) Resumed(device string, cookie uint64, socket *xsk.Socket, revoke func(reason string)) (Lease, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, err := m.leaseOf(device, cookie)
+	if err != nil {
+		return Lease{}, err
+	}
+	sc, err := socket.Cookie()
+	if err != nil {
+		return Lease{}, err
+	}
+	if l.doc.Socket == nil || l.doc.Socket.Cookie != sc {
+		return Lease{}, fmt.Errorf("device %s: %w", device, ErrNotYours)
+	}
+	if l.open != nil {
+		return Lease{}, fmt.Errorf("device %s: %w by another connection of pod %s", device, ErrBusy, l.doc.Pod)
+	}
+	n := m.nics[l.doc.NIC]
+	link, err := m.find(n)
+	if err != nil {
+		return Lease{}, err
+	}
+	if err := m.verify(n, link); err != nil {
+		return Lease{}, err
+	}
+	if err := n.attachment.Insert(l.doc.Queue, socket.FD()); err != nil {
+		return Lease{}, err
+	}
+	l.open = &open{socket, revoke}
+	return l.copy(), nil
+}
+
+// Share returns a descriptor of its own, for the caller to close, of an open socket on the UMEM of which group is the
+// first socket's cookie. Only sockets of the same pod count.
+func (m *Manager) Share(group, cookie uint64) (*xsk.Socket, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.leases {
+		if l.open != nil && l.doc.Socket.Group == group && l.doc.NetnsCookie == cookie {
+			return l.open.socket.Dup()
+		}
+	}
+	return nil, errors.New("no socket on this UMEM is open any more; register the UMEM again")
+}
+
+// Find returns the record of a pod's open socket by the socket's cookie.
+func (m *Manager) Find(socket, cookie uint64) (Socket, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.leases {
+		if l.open != nil && l.doc.Socket.Cookie == socket && l.doc.NetnsCookie == cookie {
+			return *l.doc.Socket, nil
+		}
+	}
+	return Socket{}, fmt.Errorf("%w: no device of the pod has it open", ErrNotYours)
+}
+
+// Closed drops the agent's descriptor of a device's socket, which was opened in epoch. The socket lives on as long as the
+// pod holds it, and its packets keep going to it unless the pod has said that it is done with it.
+func (m *Manager) Closed(device string, epoch uint64, done bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l := m.leases[device]
+	if l == nil || l.doc.Epoch != epoch || l.open == nil {
+		return
+	}
+	if n := m.nics[l.doc.NIC]; done && n != nil && n.attachment != nil {
+		_ = n.attachment.Remove(l.doc.Queue)
+	}
+	_ = l.open.socket.Close()
+	l.open = nil
+}
+
+// dropOpen takes the device away from the connection that has it open.
+func (m *Manager) dropOpen(l *lease, reason string) {
+	if l.open == nil {
+		return
+	}
+	_ = l.open.socket.Close()
+	go l.open.revoke(fmt.Sprintf("the lease of %s has ended: %s", l.doc.Device, reason))
+	l.open = nil
+}
+
+// Statistics returns the counters of the sockets that are open, by device.
+func (m *Manager) Statistics() map[string]xsk.Statistics {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := make(map[string]xsk.Statistics)
+	for id, l := range m.leases {
+		if l.open == nil {
+			continue
+		}
+		if st, err := l.open.socket.Statistics(); err == nil {
+			all[id] = st
+		}
+	}
+	return all
+}

@@ -1,0 +1,226 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/afxdp-project/afxdp/internal/wire"
+	"github.com/afxdp-project/afxdp/pkg/xsk"
+)
+
+// DefaultRingSize is used for rings whose size is 0, or the pool's limit if that is less. In entries.
+const DefaultRingSize = 2048
+
+// Queue is an open device: a bound AF_XDP socket with its rings mapped.
+type Queue struct {
+	Device Device
+	Socket *xsk.Socket
+	Rings  *xsk.Rings
+	UMEM   *xsk.UMEM // shared by all queues that were opened on it; not closed with the queue
+	Mode   Mode
+
+	client *Client
+	mu     sync.Mutex // against a resume while the queue is closed
+	closed bool
+}
+
+// Mode is what was negotiated for a queue.
+type Mode struct {
+	ZeroCopy    bool
+	NeedWakeup  bool
+	MultiBuffer bool
+	// BusyPoll reports that the kernel took the busy-poll options; whether polling works is another question: see
+	// Obstacle.
+	BusyPoll        bool
+	BusyPollBudget  int
+	BusyPollTimeout time.Duration
+	// Deferral reports that the queue's interrupt deferral was read back as the pool wants it.
+	Deferral        bool
+	DeferHardIRQs   int
+	GROFlushTimeout time.Duration
+	NAPI            uint32 // right after the bind; 0: none seen
+	// QueueNAPI is the NAPI that the kernel linked the rx queue to, 0 for none; nil where the kernel cannot tell.
+	QueueNAPI    *uint32
+	SeparateNAPI bool // rx and tx of the queue have NAPIs of their own
+	// Obstacle says why busy polling cannot work; empty where it can.
+	Obstacle string
+}
+
+// OpenConfig says how a device is opened.
+type OpenConfig struct {
+	Rings      xsk.RingSizes // 0: DefaultRingSize
+	NoBusyPoll bool          // leave busy polling off although the pool has it
+}
+
+var errClosed = errors.New("the queue is closed")
+
+// Open opens a device on a UMEM that Register made, or that Join joined. The caller closes the Queue.
+func (c *Client) Open(device int, umem *xsk.UMEM, config OpenConfig) (*Queue, error) {
+	if device < 0 || device >= len(c.devices) {
+		return nil, fmt.Errorf("open device %d: the allocation has %d", device, len(c.devices))
+	}
+	d := c.devices[device]
+	fail := func(err error) (*Queue, error) {
+		return nil, fmt.Errorf("open %s queue %d: %w", d.Netdev, d.Queue, err)
+	}
+	sizes := config.Rings
+	for _, size := range []*uint32{&sizes.Fill, &sizes.Completion, &sizes.RX, &sizes.TX} {
+		if *size == 0 {
+			*size = min(DefaultRingSize, c.maxRing)
+		}
+	}
+	if err := sizes.Validate(); err != nil {
+		return fail(err)
+	}
+	m := &wire.Open{Device: uint32(device), Fill: sizes.Fill, Completion: sizes.Completion, RX: sizes.RX, TX: sizes.TX}
+	if config.NoBusyPoll {
+		m.Flags |= wire.OpenNoBusyPoll
+	}
+	r, err := c.request(m, -1, wire.TypeOpened)
+	if err != nil {
+		return fail(err)
+	}
+	opened := r.Message.(*wire.Opened)
+	socket, err := xsk.SocketFromFD(r.FD)
+	if err != nil {
+		return fail(errors.Join(err, unix.Close(r.FD)))
+	}
+	rings, err := socket.Map(xsk.RingSizes{Fill: opened.Fill, Completion: opened.Completion, RX: opened.RX, TX: opened.TX})
+	if err != nil {
+		return fail(errors.Join(err, socket.Close()))
+	}
+	q := &Queue{Device: d, Socket: socket, Rings: rings, UMEM: umem, Mode: mode(opened), client: c}
+	c.mu.Lock()
+	c.queues[device] = q
+	c.mu.Unlock()
+	return q, nil
+}
+
+func mode(o *wire.Opened) Mode {
+	has := func(f wire.SocketFlags) bool { return o.Flags&f != 0 }
+	m := Mode{
+		ZeroCopy: has(wire.SocketZeroCopy), NeedWakeup: has(wire.SocketNeedWakeup), MultiBuffer: has(wire.SocketMultiBuffer),
+		BusyPoll: has(wire.SocketBusyPoll), BusyPollBudget: int(o.BusyPollBudget),
+		BusyPollTimeout: time.Duration(o.BusyPollTimeout) * time.Microsecond,
+		Deferral:        has(wire.SocketDeferral), DeferHardIRQs: int(o.DeferHardIRQs), GROFlushTimeout: time.Duration(o.GROFlushTimeout),
+		NAPI: o.NAPI, SeparateNAPI: has(wire.SocketSeparateNAPI), Obstacle: o.Text,
+	}
+	if has(wire.SocketNAPIKnown) {
+		m.QueueNAPI = &o.QueueNAPI
+	}
+	return m
+}
+
+// dup returns a descriptor of the socket for the caller to close.
+func (q *Queue) dup() (int, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return -1, errClosed
+	}
+	s, err := q.Socket.Dup()
+	if err != nil {
+		return -1, err
+	}
+	return s.FD(), nil
+}
+
+// Close gives the device up: the agent sends its packets to the stack again, and the kernel releases the queue within
+// 100 ms. The rings must not be used any more.
+func (q *Queue) Close() error {
+	q.mu.Lock()
+	if q.closed {
+		q.mu.Unlock()
+		return nil
+	}
+	q.closed = true
+	err := errors.Join(q.Rings.Close(), q.Socket.Close())
+	q.mu.Unlock()
+	c := q.client
+	c.mu.Lock()
+	delete(c.queues, q.Device.Index)
+	connected := c.conn != nil
+	c.mu.Unlock()
+	if connected {
+		// Best effort: without a connection the agent finds out by itself.
+		_, _ = c.request(&wire.Close{Device: uint32(q.Device.Index)}, -1, wire.TypeClosed)
+	}
+	return err
+}
+
+// AllConfig says how OpenAll opens all devices.
+type AllConfig struct {
+	FramesPerQueue uint32 // 0: as many as the queue's fill and tx ring hold together
+	FrameSize      uint32 // bytes; 0: xsk.UMEMConfig's default
+	Headroom       uint32 // bytes
+	ZeroCopy       xsk.ZeroCopy
+	Open           OpenConfig
+}
+
+// Set is all devices of an allocation, on one shared UMEM.
+type Set struct {
+	UMEM   *xsk.UMEM
+	Queues []*Queue
+	// Frames are the frames of each queue, all free. Queues do not share frames: what a queue sends comes back to it.
+	Frames []*xsk.Frames
+}
+
+// OpenAll makes one UMEM and opens all leased devices on it. On error nothing stays open.
+func (c *Client) OpenAll(config AllConfig) (_ *Set, err error) {
+	var leased []Device
+	for _, d := range c.devices {
+		if d.Leased {
+			leased = append(leased, d)
+		}
+	}
+	perQueue := config.FramesPerQueue
+	if perQueue == 0 {
+		ring := min(DefaultRingSize, c.maxRing)
+		fill, tx := config.Open.Rings.Fill, config.Open.Rings.TX
+		if fill == 0 {
+			fill = ring
+		}
+		if tx == 0 {
+			tx = ring
+		}
+		perQueue = fill + tx
+	}
+	set := &Set{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, set.Close())
+		}
+	}()
+	set.UMEM, err = c.Register(UMEMConfig{
+		UMEMConfig: xsk.UMEMConfig{Frames: perQueue * uint32(len(leased)), FrameSize: config.FrameSize, Headroom: config.Headroom},
+		ZeroCopy:   config.ZeroCopy,
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i, d := range leased {
+		q, err := c.Open(d.Index, set.UMEM, config.Open)
+		if err != nil {
+			return nil, err
+		}
+		set.Queues = append(set.Queues, q)
+		set.Frames = append(set.Frames, xsk.NewFrames(set.UMEM.Config, uint32(i)*perQueue, perQueue))
+	}
+	return set, nil
+}
+
+// Close closes the queues and the UMEM.
+func (s *Set) Close() error {
+	var errs []error
+	for _, q := range s.Queues {
+		errs = append(errs, q.Close())
+	}
+	if s.UMEM != nil {
+		errs = append(errs, s.UMEM.Close())
+	}
+	return errors.Join(errs...)
+}
