@@ -38,6 +38,9 @@ func newProducer[T any](h header, entries []T) producer[T] {
 // atomics are sequentially consistent, so this load is not done before that store.
 func (r *producer[T]) NeedsWakeup() bool { return atomic.LoadUint32(r.flags)&needWakeup != 0 }
 
+// Pending returns how many submitted entries the kernel has not taken yet.
+func (r *producer[T]) Pending() int { return int(r.submitted - atomic.LoadUint32(r.consumer)) }
+
 // Size returns the ring's number of entries.
 func (r *producer[T]) Size() int { return len(r.entries) }
 
