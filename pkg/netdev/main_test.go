@@ -2,7 +2,14 @@ package netdev
 
 import (
 	"os"
+	"os/exec"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 
 	"github.com/afxdp-project/afxdp/internal/testutil"
 )
@@ -35,4 +42,64 @@ func byName(tb testing.TB, h *Handle, name string) Link {
 		tb.Fatal(err)
 	}
 	return l
+}
+
+// ip runs ip(8) in the calling thread's network namespace.
+func ip(tb testing.TB, args ...string) {
+	tb.Helper()
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		tb.Fatalf("ip %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+}
+
+// inNetns runs f with a handle of a new network namespace, in that namespace.
+func inNetns(t *testing.T, f func(h *Handle)) {
+	t.Helper()
+	err := testutil.NewNetns(t).Do(func() error {
+		h, err := Open()
+		if err != nil {
+			return err
+		}
+		defer func() { _ = h.Close() }()
+		f(h)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// attachXDP runs a program that passes everything on a device until the test ends, or the caller closes the link.
+func attachXDP(tb testing.TB, index int, flags link.XDPAttachFlags) (link.Link, uint32) {
+	tb.Helper()
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type:         ebpf.XDP,
+		License:      "Apache-2.0",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2 /* XDP_PASS */), asm.Return()},
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = prog.Close() })
+	info, err := prog.Info()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	id, _ := info.ID()
+	l, err := link.AttachXDP(link.XDPOptions{Program: prog, Interface: index, Flags: flags})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = l.Close() })
+	return l, uint32(id)
+}
+
+// eventually waits for what the kernel does in its own time, as operational states.
+func eventually(tb testing.TB, what string, f func() bool) {
+	tb.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			tb.Fatalf("not within 10 s: %s", what)
+		}
+	}
 }
