@@ -42,9 +42,12 @@ func showProblems(problems []Problem) string {
 	return strings.Join(lines, "\n")
 }
 
+const leftToNode = " is left out because it has the default route: to take it all the same, name it exactly in nics"
+
 func TestAssign(t *testing.T) {
 	node := []NIC{
-		{Name: "eth0", Driver: "ice", MAC: "02:00:00:00:00:01", NUMANode: -1, Queues: 2, UplinkReason: "has the default route"},
+		{Name: "eth0", Driver: "ice", MAC: "02:00:00:00:00:01", NUMANode: -1, Queues: 2,
+			UplinkReason: "has the default route"},
 		{Name: "eth1", Driver: "ice", MAC: "02:00:00:00:00:02", NUMANode: 0, Queues: 4},
 		{Name: "eth2", Driver: "veth", MAC: "02:00:00:00:00:03", NUMANode: 1, Queues: 1},
 	}
@@ -61,7 +64,7 @@ func TestAssign(t *testing.T) {
 		// Field case 7: the node's uplink is refused unless it is named on purpose.
 		{"uplink is left to the node", []Pool{pool("a", "0", Selector{Drivers: []string{"ice"}})}, node,
 			"a: eth1-q0",
-			`[eth0/all] pool "a": eth0 is left out because it has the default route: to take it all the same, name it exactly in nics`},
+			`[eth0/all] pool "a": eth0` + leftToNode},
 		// Field case 9: no name is protected as such, and an explicit choice wins.
 		{"uplink is taken when named", []Pool{pool("a", "all", named("eth0"))}, node, "a: eth0-q0 eth0-q1", ""},
 		{"uplink is taken by MAC", []Pool{pool("a", "0", Selector{MACs: []string{"02:00:00:00:00:01"}})}, node, "a: eth0-q0", ""},
@@ -69,7 +72,7 @@ func TestAssign(t *testing.T) {
 			[]Pool{pool("a", "all", named("eth0")), pool("b", "0", named("eth*", "eth9"))}, node,
 			"a: eth0-q0 eth0-q1\nb: eth1-q0 eth2-q0",
 			`[/all] pool "b": no NIC of this node has the name eth9` + "\n" +
-				`[eth0/all] pool "b": eth0 is left out because it has the default route: to take it all the same, name it exactly in nics`},
+				`[eth0/all] pool "b": eth0` + leftToNode},
 		{"queue in conflict goes to nobody",
 			[]Pool{pool("a", "0-2", named("eth1")), pool("b", "2-3", named("eth*")), pool("c", "0", named("eth2"))}, node[1:],
 			"a: eth1-q0 eth1-q1\nb: eth1-q3\nc: eth2-q0",
@@ -77,7 +80,8 @@ func TestAssign(t *testing.T) {
 				`[eth1/2] pool "b": queue 2 of eth1 is selected by "a" too: until that is resolved no pool gets it` + "\n" +
 				`[eth2/2-3] pool "b": queues 2-3 of eth2 do not exist: it has one, queue 0`},
 		{"three in conflict",
-			[]Pool{pool("a", "0-3", named("eth1")), pool("b", "1-3", named("eth1*")), pool("c", "3", Selector{NUMANodes: []int{0}})},
+			[]Pool{pool("a", "0-3", named("eth1")), pool("b", "1-3", named("eth1*")),
+				pool("c", "3", Selector{NUMANodes: []int{0}})},
 			node[1:], "a: eth1-q0\nb:\nc:",
 			`[eth1/1-2] pool "a": queues 1-2 of eth1 are selected by "b" too: until that is resolved no pool gets them` + "\n" +
 				`[eth1/3] pool "a": queue 3 of eth1 is selected by "b", "c" too: until that is resolved no pool gets it` + "\n" +
@@ -89,7 +93,8 @@ func TestAssign(t *testing.T) {
 			`[eth1/8] pool "a": queue 8 of eth1 does not exist: it has 4, queues 0-3` + "\n" +
 				`[eth1/4] pool "b": queue 4 of eth1 does not exist: it has 4, queues 0-3`},
 		{"named NICs that are not there",
-			[]Pool{pool("a", "all", Selector{Names: []string{"eth2", "eth8"}, MACs: []string{"02:00:00:00:00:03", "02:00:00:00:00:99"}}),
+			[]Pool{pool("a", "all", Selector{
+				Names: []string{"eth2", "eth8"}, MACs: []string{"02:00:00:00:00:03", "02:00:00:00:00:99"}}),
 				pool("b", "all", Selector{PCI: []string{"0000:3b:00.0"}})}, node,
 			"a: eth2-q0\nb:",
 			`[/all] pool "a": no NIC of this node has the name eth8` + "\n" +
@@ -128,7 +133,8 @@ func TestAssignIsSoundAndIgnoresOrder(t *testing.T) {
 	for range 3000 {
 		var nics []NIC
 		for i := range rnd.IntN(4) {
-			nic := NIC{Name: fmt.Sprintf("eth%d", i), Driver: []string{"ice", "veth"}[rnd.IntN(2)], NUMANode: rnd.IntN(2), Queues: rnd.IntN(6)}
+			nic := NIC{Name: fmt.Sprintf("eth%d", i), NUMANode: rnd.IntN(2), Queues: rnd.IntN(6)}
+			nic.Driver = []string{"ice", "veth"}[rnd.IntN(2)]
 			if rnd.IntN(4) == 0 {
 				nic.UplinkReason = "has the default route"
 			}
@@ -136,7 +142,8 @@ func TestAssignIsSoundAndIgnoresOrder(t *testing.T) {
 		}
 		cfg := &Config{}
 		for i := range 1 + rnd.IntN(4) {
-			cfg.Pools = append(cfg.Pools, pool(string(rune('a'+i)), queues[rnd.IntN(len(queues))], selectors[rnd.IntN(len(selectors))]))
+			set, selector := queues[rnd.IntN(len(queues))], selectors[rnd.IntN(len(selectors))]
+			cfg.Pools = append(cfg.Pools, pool(string(rune('a'+i)), set, selector))
 		}
 		assigned, problems := cfg.Assign(nics)
 		owner := map[Device]string{}
@@ -181,13 +188,20 @@ func TestAssignIsSoundAndIgnoresOrder(t *testing.T) {
 
 func TestPoolsThatMayDifferOnANodeAreAccepted(t *testing.T) {
 	for name, pools := range map[string]string{
-		"queues apart":            "- {name: a, nics: {names: [eth1]}, queues: 0-1}\n- {name: b, nics: {names: [eth1]}, queues: 2-3}\n",
-		"names apart":             "- {name: a, nics: {names: [eth1]}}\n- {name: b, nics: {names: [eth2]}}\n",
-		"glob and name":           "- {name: a, nics: {names: [eth1]}}\n- {name: b, nics: {names: ['eth*']}}\n",
-		"another criterion":       "- {name: a, nics: {names: [eth1]}}\n- {name: b, nics: {names: [eth1], drivers: [ice]}}\n",
-		"drivers apart":           "- {name: a, nics: {names: [eth1], drivers: [ice]}}\n- {name: b, nics: {names: [eth1], drivers: [veth]}}\n",
-		"two criteria differ":     "- {name: a, nics: {names: [eth1], drivers: [ice]}}\n- {name: b, nics: {names: [eth1, eth2], drivers: [ice, veth]}}\n",
-		"one by name, one by PCI": "- {name: a, nics: {names: [eth1]}}\n- {name: b, nics: {pci: ['0000:00:01.0']}}\n",
+		"queues apart": "- {name: a, nics: {names: [eth1]}, queues: 0-1}\n" +
+			"- {name: b, nics: {names: [eth1]}, queues: 2-3}\n",
+		"names apart": "- {name: a, nics: {names: [eth1]}}\n" +
+			"- {name: b, nics: {names: [eth2]}}\n",
+		"glob and name": "- {name: a, nics: {names: [eth1]}}\n" +
+			"- {name: b, nics: {names: ['eth*']}}\n",
+		"another criterion": "- {name: a, nics: {names: [eth1]}}\n" +
+			"- {name: b, nics: {names: [eth1], drivers: [ice]}}\n",
+		"drivers apart": "- {name: a, nics: {names: [eth1], drivers: [ice]}}\n" +
+			"- {name: b, nics: {names: [eth1], drivers: [veth]}}\n",
+		"two criteria differ": "- {name: a, nics: {names: [eth1], drivers: [ice]}}\n" +
+			"- {name: b, nics: {names: [eth1, eth2], drivers: [ice, veth]}}\n",
+		"one by name, one by PCI": "- {name: a, nics: {names: [eth1]}}\n" +
+			"- {name: b, nics: {pci: ['0000:00:01.0']}}\n",
 	} {
 		t.Run(name, func(t *testing.T) { mustParse(t, head+pools) })
 	}

@@ -20,7 +20,9 @@ func TestBytesAreReadAndWritten(t *testing.T) {
 			t.Errorf("%q: read as %d", in, got)
 		}
 	}
-	for b, want := range map[Bytes]string{0: "0", 1: "1", 1000: "1000", 1024: "1Ki", 1536: "1536", 256 << 20: "256Mi", 3 << 40: "3Ti"} {
+	for b, want := range map[Bytes]string{
+		0: "0", 1: "1", 1000: "1000", 1024: "1Ki", 1536: "1536", 256 << 20: "256Mi", 3 << 40: "3Ti",
+	} {
 		if b.String() != want {
 			t.Errorf("%d: %s", int64(b), b)
 		}

@@ -16,7 +16,8 @@ func FuzzParse(f *testing.F) {
 	f.Add(example)
 	for _, s := range []string{
 		"", onePool, onePool + "---\n", onePool + "  queues: *q\n", "&a [*a]\n", "&a {? *a : 1}\n", "pools: &p [*p]\n",
-		head + "- &p {name: x, nics: *p}\n", "? {a: b}\n: c\n", "!!map []\n", "a: b: c\n", "[[[[[[[[", "{a, b}", "\"", "%TAG ! x\n---\n!a b\n",
+		head + "- &p {name: x, nics: *p}\n", "? {a: b}\n: c\n", "!!map []\n", "a: b: c\n",
+		"[[[[[[[[", "{a, b}", "\"", "%TAG ! x\n---\n!a b\n",
 		"- ? : ?\n", onePool + "  <<: *x\n", onePool + "  limits: {maxUMEM: -9223372036854775808}\n", "\uFEFF" + onePool,
 	} {
 		f.Add([]byte(s))

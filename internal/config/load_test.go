@@ -80,7 +80,8 @@ func TestEveryFieldIsRead(t *testing.T) {
 		t.Errorf("got  %+v\nwant %+v", cfg.Pools[0], want)
 	}
 	p, ok := cfg.Pool("fast-2.x")
-	if !ok || p.Resource() != "afxdp.io/fast-2.x" || p.MountPath() != "/run/afxdp/fast-2.x" || p.EnvName() != "AFXDP_FAST_2_X" {
+	if !ok || p.Resource() != "afxdp.io/fast-2.x" || p.MountPath() != "/run/afxdp/fast-2.x" ||
+		p.EnvName() != "AFXDP_FAST_2_X" {
 		t.Errorf("names: %s %s %s", p.Resource(), p.MountPath(), p.EnvName())
 	}
 	if _, ok := cfg.Pool("slow"); ok {
@@ -159,7 +160,8 @@ func TestWarningsNamePlaceAndField(t *testing.T) {
 			"c.yaml:7:22: pools[0].busyPoll.groFlushTimeout: 0 leaves the queue's interrupt on, so busy polling has hardly " +
 				"any effect: give a time such as 200µs"},
 		{"no time to poll", "  busyPoll: {timeout: 0}\n",
-			"c.yaml:6:23: pools[0].busyPoll.timeout: 0 turns busy polling off whatever the budget is: write budget: 0 to say so"},
+			"c.yaml:6:23: pools[0].busyPoll.timeout: 0 turns busy polling off whatever the budget is: " +
+				"write budget: 0 to say so"},
 		{"busy polling off", "  busyPoll: {budget: 0, deferHardIRQs: 0, groFlushTimeout: 0, timeout: 0}\n", ""},
 		{"generic zero-copy", "  zeroCopy: require\n  allowGeneric: true\n",
 			"c.yaml:7:17: pools[0].allowGeneric: has no effect beside zeroCopy: require: zero-copy needs native XDP"},

@@ -35,7 +35,8 @@ func TestSelectorMatchesAndNames(t *testing.T) {
 		{"NUMA node", Selector{NUMANodes: []int{0, 1}}, testNIC, true, false},
 		{"another NUMA node", Selector{NUMANodes: []int{0}}, testNIC, false, false},
 		{"NUMA node not known", Selector{NUMANodes: []int{0}}, unknown, false, false},
-		{"all criteria hold", Selector{Names: []string{"ens*"}, Drivers: []string{"ice"}, NUMANodes: []int{1}}, testNIC, true, false},
+		{"all criteria hold", Selector{Names: []string{"ens*"}, Drivers: []string{"ice"}, NUMANodes: []int{1}},
+			testNIC, true, false},
 		{"one does not", Selector{Names: []string{"ens1f0"}, Drivers: []string{"i40e"}}, testNIC, false, false},
 	}
 	for _, tt := range tests {

@@ -15,7 +15,8 @@ func TestQueueSetIsReadSortedAndJoined(t *testing.T) {
 			t.Errorf("%q: got %v, %v, want %s", in, got, err, want)
 		}
 	}
-	for _, in := range []string{"", ",", "1,", "1,,2", "a", "All", "1-", "-", "1-2-3", "1 -2", "+1", "0x1", "01", "1-03", "1-3,3",
+	for _, in := range []string{"", ",", "1,", "1,,2", "a", "All", "1-", "-", "1-2-3", "1 -2",
+		"+1", "0x1", "01", "1-03", "1-3,3",
 		"4,2-6", "65536", "0-65536", "3-1", "٣"} {
 		if got, err := ParseQueueSet(in); err == nil {
 			t.Errorf("%q: read as %v", in, got)
@@ -46,6 +47,9 @@ func TestQueueSetAnswers(t *testing.T) {
 }
 
 func TestQueueSetWithin(t *testing.T) {
+	if have, _, ok := (QueueSet{}).Within(70000); len(have) != MaxQueue+1 || !ok {
+		t.Errorf("all within 70000: %d queues, %v", len(have), ok)
+	}
 	for _, tt := range []struct {
 		set    string
 		n      int
@@ -111,7 +115,8 @@ func TestQueueSetsAgreeWithNumbers(t *testing.T) {
 }
 
 func FuzzParseQueueSet(f *testing.F) {
-	for _, s := range []string{"all", "1-3,8", "0-65535", "8,1-3", "1 , 2", "", ",", "3-1", "1-3,2", "99999999999999999999", "-1", "01"} {
+	for _, s := range []string{"all", "1-3,8", "0-65535", "8,1-3", "1 , 2", "", ",", "3-1", "1-3,2",
+		"99999999999999999999", "-1", "01"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
