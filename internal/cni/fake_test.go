@@ -53,8 +53,10 @@ func tempDir(tb testing.TB) string {
 func startAgent(tb testing.TB) (a *fakeAgent, stop func()) {
 	tb.Helper()
 	a = &fakeAgent{
-		socket:   filepath.Join(tempDir(tb), "agent.sock"),
-		nics:     []*agentapi.NIC{{Name: "eth1", Mac: "02:00:00:00:00:01", Mtu: 3000, PciId: "0000:3b:00.1", SocketPath: "/run/a"}},
+		socket: filepath.Join(tempDir(tb), "agent.sock"),
+		nics: []*agentapi.NIC{{
+			Name: "eth1", Mac: "02:00:00:00:00:01", Mtu: 3000, PciId: "0000:3b:00.1", SocketPath: "/run/a",
+		}},
 		attached: map[string]*agentapi.AttachRequest{},
 		detached: make(chan struct{}),
 	}
@@ -195,14 +197,17 @@ func cmdArgs(netns, args string, stdin []byte) *skel.CmdArgs {
 	return &skel.CmdArgs{ContainerID: "c1", Netns: netns, IfName: "eth0", Args: args, StdinData: stdin}
 }
 
+// text is what a CNI error tells.
+type text struct{ Msg, Details string }
+
 // wantCode fails the test unless err is a CNI error with a code.
-func wantCode(tb testing.TB, err error, code uint) *types.Error {
+func wantCode(tb testing.TB, err error, code uint) text {
 	tb.Helper()
 	var e *types.Error
 	if !errors.As(err, &e) || e.Code != code {
 		tb.Fatalf("got %#v (%v), want CNI error %d", err, err, code)
 	}
-	return e
+	return text{e.Msg, e.Details}
 }
 
 // decode reads JSON into a value of general types, to compare what it means.
