@@ -176,9 +176,18 @@ func (p *pool) stop() {
 	if !p.isWithdrawn() {
 		close(p.ending)
 	}
-	deadline := time.AfterFunc(p.cfg.StopTimeout, p.server.Stop)
-	p.server.GracefulStop()
-	deadline.Stop()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.server.GracefulStop()
+	}()
+	deadline := time.NewTimer(p.cfg.StopTimeout)
+	defer deadline.Stop()
+	select {
+	case <-ended:
+	case <-deadline.C:
+		p.server.Stop() // GracefulStop may go on: it waits for a call that does not heed its context
+	}
 	p.serving.Wait()
 }
 

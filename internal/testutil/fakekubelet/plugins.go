@@ -229,3 +229,12 @@ func (k *Kubelet) WaitHealthy(ctx context.Context, resource string, n int) error
 	}
 	return nil
 }
+
+// DropConnection closes kubelet's connection to a resource's plugin, which is still running.
+func (k *Kubelet) DropConnection(resource string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if c := k.clients[resource]; c != nil {
+		_ = c.conn.Close()
+	}
+}
