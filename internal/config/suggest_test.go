@@ -7,7 +7,7 @@ import (
 
 func TestMisspeltFieldIsRecognised(t *testing.T) {
 	for in, want := range map[string]string{
-		"nmae": ": did you mean name?", "Name": ": did you mean name?", "queue": ": did you mean queues?",
+		"naem": ": did you mean name?", "Name": ": did you mean name?", "queue": ": did you mean queues?",
 		"zerocopy": ": did you mean zeroCopy?", "allowSharedNapi": ": did you mean allowSharedNAPI?",
 		"deferHardIrqs": ": did you mean busyPoll.deferHardIRQs?", "maxRingSiz": ": did you mean limits.maxRingSize?",
 		"drivers": ": did you mean nics.drivers?",
