@@ -217,7 +217,8 @@ func testBinaryWithoutKubelet(t *testing.T, bin string) {
 	if err := n.kubelet.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	rt, list := runtimeConf("u1", testutil.NewNetns(t).Path()), n.chain(t, "1.1.0", `,"timeout":"1s"`) // the later one counts
+	list := n.chain(t, "1.1.0", `,"timeout":"1s"`) // of two equal keys the later one counts
+	rt := runtimeConf("u1", testutil.NewNetns(t).Path())
 	_, err := n.cni.AddNetworkList(t.Context(), list, rt)
 	if e := wantCode(t, err, types.ErrTryAgainLater); !strings.Contains(e.Details, n.root) {
 		t.Errorf("advice %q, want kubelet's root directory in it", e.Details)
