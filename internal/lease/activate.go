@@ -117,7 +117,7 @@ func (m *Manager) begin(r Request, d DeviceRequest) (*lease, error) {
 	if err := m.writeNIC(n); err != nil {
 		return l, err
 	}
-	if err := m.attach(n, d.Link, d.Settings); err != nil {
+	if err := m.attach(n, d.Settings); err != nil {
 		return l, err
 	}
 	if err := m.findZeroCopy(n, d); err != nil {

@@ -40,7 +40,12 @@ func (m *Manager) find(n *nic) (netdev.Link, error) {
 }
 
 // attach has our program on the NIC.
-func (m *Manager) attach(n *nic, link netdev.Link, s Settings) error {
+func (m *Manager) attach(n *nic, s Settings) error {
+	// As it is now: the end of an earlier lease, or another device of the same request, may have changed it.
+	link, err := m.find(n)
+	if err != nil {
+		return err
+	}
 	if n.attachment != nil {
 		return m.verify(n, link)
 	}

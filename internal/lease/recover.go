@@ -87,7 +87,7 @@ func (m *Manager) recoverNIC(n *nic) error {
 	}
 	if m.inUse(n, nil) {
 		if n.attachment == nil {
-			errs = append(errs, m.reattach(n, link))
+			errs = append(errs, m.reattach(n))
 		}
 		return errors.Join(errs...)
 	}
@@ -100,10 +100,10 @@ func (m *Manager) recoverNIC(n *nic) error {
 
 // reattach attaches the program for leases whose attachment is lost. Their sockets are put into the new XSKMAP when
 // their clients resume.
-func (m *Manager) reattach(n *nic, link netdev.Link) error {
+func (m *Manager) reattach(n *nic) error {
 	for _, l := range m.leases {
 		if l.doc.NIC == n.key && l.doc.State == StateActive {
-			return m.attach(n, link, l.doc.Settings)
+			return m.attach(n, l.doc.Settings)
 		}
 	}
 	return nil
