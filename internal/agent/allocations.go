@@ -105,7 +105,7 @@ func (a *allocations) socket(devices []string) string {
 }
 
 // adopt serves again what an earlier agent served, and what kubelet's checkpoint says is allocated.
-func (a *allocations) adopt(cp kubelet.Checkpoint, pools func(string) (config.Pool, bool)) error {
+func (a *allocations) adopt(cp kubelet.Checkpoint, pools func(string) config.Pool) error {
 	var errs []error
 	a.mu.Lock()
 	errs = append(errs, a.leases.Allocations(func(id string, body json.RawMessage) error {
@@ -121,13 +121,7 @@ func (a *allocations) adopt(cp kubelet.Checkpoint, pools func(string) (config.Po
 		if !ok || len(e.DeviceIDs) == 0 {
 			continue
 		}
-		pool, known := pools(name)
-		if !known {
-			// The pool was taken out of the configuration while pods hold its devices: they are still served.
-			pool = config.DefaultPool()
-			pool.Name = name
-		}
-		if _, err := a.serve(pool, e.DeviceIDs); err != nil {
+		if _, err := a.serve(pools(name), e.DeviceIDs); err != nil {
 			errs = append(errs, err)
 		}
 	}

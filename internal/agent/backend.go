@@ -13,10 +13,7 @@ import (
 
 // Allocate has the socket of an allocation listen before kubelet hears of it. Nothing of a NIC is changed yet.
 func (a *Agent) Allocate(_ context.Context, pool string, devices []string) (deviceplugin.Allocation, error) {
-	p, ok := a.inventory.pool(pool)
-	if !ok {
-		return deviceplugin.Allocation{}, fmt.Errorf("pool %s is not in the configuration", pool)
-	}
+	p := a.inventory.pool(pool)
 	for _, id := range devices {
 		if _, err := a.inventory.find(pool, id); err != nil {
 			return deviceplugin.Allocation{}, err
@@ -35,10 +32,7 @@ func (a *Agent) Allocate(_ context.Context, pool string, devices []string) (devi
 // PreStart lets a container start only with leases in force for all its devices: without them its resource would be
 // dead, in silence.
 func (a *Agent) PreStart(_ context.Context, pool string, devices []string) error {
-	p, ok := a.inventory.pool(pool)
-	if !ok {
-		return fmt.Errorf("pool %s is not in the configuration", pool)
-	}
+	p := a.inventory.pool(pool)
 	cp, _, err := a.kubelet.Checkpoint()
 	if err != nil {
 		return err

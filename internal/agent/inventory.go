@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/afxdp-project/afxdp/internal/config"
@@ -60,7 +61,7 @@ func (v *inventory) scan() (map[string][]deviceplugin.Device, error) {
 		byName[l.Name] = l
 		nics = append(nics, config.NIC{
 			Name: l.Name, Driver: l.Driver, PCI: l.PCI, MAC: address(l), NUMANode: l.NUMANode, Queues: rx,
-			UplinkReason: uplinks[l.Index],
+			UplinkReason: uplinkReason(uplinks[l.Index]),
 		})
 	}
 	assigned, problems := v.config.Assign(nics)
@@ -165,11 +166,17 @@ func (v *inventory) find(pool, id string) (device, error) {
 	return d, nil
 }
 
-// pool returns a pool of the configuration.
-func (v *inventory) pool(name string) (config.Pool, bool) {
+// pool returns a pool. One that was taken out of the configuration while pods hold its devices has the defaults: what
+// they hold is served as long as they live.
+func (v *inventory) pool(name string) config.Pool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.config.Pool(name)
+	p, ok := v.config.Pool(name)
+	if !ok {
+		p = config.DefaultPool()
+		p.Name = name
+	}
+	return p
 }
 
 // pools returns the pools' names.
@@ -181,6 +188,17 @@ func (v *inventory) pools() []string {
 		names[p.Name] = true
 	}
 	return slices.Sorted(maps.Keys(names))
+}
+
+// uplinkReason makes a predicate of what netdev says of a NIC that the node needs.
+func uplinkReason(s string) string {
+	switch {
+	case s == "":
+		return ""
+	case strings.HasPrefix(s, "default route"), strings.HasPrefix(s, "address"):
+		return "has the " + s
+	}
+	return "is a " + s
 }
 
 // address returns the permanent address of a NIC where it has one, else the present one.

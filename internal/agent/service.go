@@ -19,7 +19,7 @@ type service struct {
 }
 
 // Attach activates the leases of a pod.
-func (s service) Attach(_ context.Context, r *agentapi.AttachRequest) (*agentapi.AttachResponse, error) {
+func (s service) Attach(ctx context.Context, r *agentapi.AttachRequest) (*agentapi.AttachResponse, error) {
 	request, nics, err := s.request(r.GetAttachment(), r.GetPod(), r.GetNetnsCookie(), r.GetAllocations())
 	if err != nil {
 		return nil, err
@@ -28,15 +28,17 @@ func (s service) Attach(_ context.Context, r *agentapi.AttachRequest) (*agentapi
 	// Kubelet need not have asked this agent: after a reboot it goes on with what its checkpoint says.
 	for _, a := range r.GetAllocations() {
 		pool, _ := poolOf(a.GetResource())
-		if p, ok := s.inventory.pool(pool); ok {
-			if _, err := s.allocations.serve(p, a.GetDeviceIds()); err != nil {
-				return nil, status.Error(codes.Unavailable, err.Error())
-			}
+		if _, err := s.allocations.serve(s.inventory.pool(pool), a.GetDeviceIds()); err != nil {
+			return nil, status.Error(codes.Unavailable, err.Error())
 		}
 	}
 	if err := s.leases.Activate(request); err != nil {
 		log.Error("activate leases", "error", err)
 		return nil, toStatus(err)
+	}
+	if err := ctx.Err(); err != nil {
+		// The plugin has given up and said so to the runtime, whose DEL may have come before this is done.
+		return nil, errors.Join(status.FromContextError(err).Err(), s.leases.Detach(request.Attachment))
 	}
 	log.Info("leases activated", "devices", deviceIDs(request))
 	s.rescan()

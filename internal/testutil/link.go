@@ -3,6 +3,7 @@ package testutil
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"testing"
 
 	"github.com/mdlayher/netlink"
@@ -136,4 +137,38 @@ func link(kind netlink.HeaderType, flags netlink.HeaderFlags, info ifinfo, ae *n
 		Data:   append(msg, attrs...),
 	})
 	return err
+}
+
+// AddAddress gives an interface an IPv4 address, such as 192.0.2.1/24.
+func AddAddress(name, cidr string) error {
+	ifi, err := net.InterfaceByName(name)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", name, err)
+	}
+	prefix, err := netip.ParsePrefix(cidr)
+	if err != nil {
+		return err
+	}
+	conn, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ae := netlink.NewAttributeEncoder()
+	ae.Bytes(unix.IFA_LOCAL, prefix.Addr().AsSlice())
+	attrs, err := ae.Encode()
+	if err != nil {
+		return err
+	}
+	msg := make([]byte, unix.SizeofIfAddrmsg)
+	msg[0], msg[1] = unix.AF_INET, byte(prefix.Bits())
+	netlinkNative.PutUint32(msg[4:], uint32(ifi.Index))
+	_, err = conn.Execute(netlink.Message{
+		Header: netlink.Header{Type: unix.RTM_NEWADDR, Flags: netlink.Request | netlink.Acknowledge | netlink.Create},
+		Data:   append(msg, attrs...),
+	})
+	if err != nil {
+		return fmt.Errorf("add %s to %s: %w", cidr, name, err)
+	}
+	return nil
 }

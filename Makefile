@@ -1,0 +1,57 @@
+# AF_XDP queues for Kubernetes. `make help` lists the targets; demo and test set up what they need.
+
+GO       ?= go
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+BIN      := build/bin
+TOOLS    := $(CURDIR)/build/tools
+LDFLAGS  := -s -w -X main.version=$(VERSION)
+PROGRAMS := afxdp-deviceplugin afxdp-cni afxdp-bench
+export PATH := $(TOOLS):$(PATH)
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+.PHONY: demo
+demo: setup-demo build ## hand two NIC queues to an unprivileged process, end to end, without a cluster (root)
+	@$(GO) build -o $(BIN)/demo ./test/demo
+	@$(GO) build -o $(BIN)/loopback github.com/containernetworking/plugins/plugins/main/loopback
+	@$(BIN)/demo --bin $(BIN)
+
+.PHONY: test
+test: setup-test ## all tests with the race detector; as root also those that need the kernel
+	@GO="$(GO)" hack/test.sh ./...
+
+.PHONY: build
+build: ## the static programs, into build/bin
+	@mkdir -p $(BIN)
+	@for p in $(PROGRAMS); do CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$$p ./cmd/$$p || exit 1; done
+
+.PHONY: lint
+lint: setup-lint $(TOOLS)/golangci-lint $(TOOLS)/bpf2go $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## linters, import walls, generated files, module files, cross-build
+	@GO="$(GO)" hack/lint.sh
+
+.PHONY: generate
+generate: setup-lint $(TOOLS)/bpf2go $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## compile the XDP program and the protobuf API again
+	@GO="$(GO)" hack/generate.sh .
+
+.PHONY: bench
+bench: setup-test ## benchmarks of the hot path
+	@$(GO) test -run '^$$' -bench . -benchmem ./pkg/xsk ./pkg/busypoll
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf build
+
+.PHONY: setup-demo setup-test setup-lint
+setup-demo setup-test setup-lint: setup-%:
+	@GO="$(GO)" hack/setup.sh $*
+
+# The tools have a module of their own, so that their dependencies are not the project's.
+$(TOOLS)/%: tools/go.mod
+	@mkdir -p $(TOOLS)
+	@echo "building $* (once; golangci-lint takes a few minutes)"
+	@cd tools && $(GO) build -o $(TOOLS)/ $$($(GO) list tool | grep '/$*$$')
+	@touch $@
