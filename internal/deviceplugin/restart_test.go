@@ -58,7 +58,12 @@ func TestKubeletsDirectoryIsMadeAnew(t *testing.T) {
 	if err := n.kubelet.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(n.kubelet.PluginDir()); err != nil {
+	// Not removed in place, where the plugin would make its socket again meanwhile.
+	away := filepath.Join(n.root, "away")
+	if err := os.Rename(n.kubelet.PluginDir(), away); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(away); err != nil {
 		t.Fatal(err)
 	}
 	n.waitRegistered("fast", "does not run")
