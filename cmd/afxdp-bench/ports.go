@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/afxdp-project/afxdp/pkg/busypoll"
+	"github.com/afxdp-project/afxdp/pkg/client"
+)
+
+// port is a queue that packets go through.
+type port struct {
+	device client.Device
+	mode   client.Mode
+	queue  *busypoll.Queue
+	status busypoll.Status // as of the last time that it was asked for
+	left   int             // descriptors that had not come back when the run ended
+}
+
+func (p *port) name() string { return fmt.Sprintf("%s-q%d", p.device.Netdev, p.device.Queue) }
+
+// allocation is everything that the pod was given.
+type allocation struct {
+	client *client.Client
+	set    *client.Set
+	ports  []*port
+}
+
+// open connects to the node agent and opens all queues.
+func open(ctx context.Context, o *options) (_ *allocation, err error) {
+	if o.path == "" {
+		if o.path, err = client.DefaultPath(); err != nil {
+			return nil, fmt.Errorf("find the node agent: %w (or name its directory with --path)", err)
+		}
+	}
+	a := &allocation{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, a.Close())
+		}
+	}()
+	if a.client, err = client.Connect(ctx, o.path); err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(a.client.Devices(), func(d client.Device) bool { return d.Leased }) {
+		return nil, fmt.Errorf("no queue of pool %s is leased to this pod: the CNI plugin has not attached its network", a.client.Pool())
+	}
+	a.set, err = a.client.OpenAll(client.AllConfig{
+		FramesPerQueue: o.frames, FrameSize: o.frameSize, Headroom: o.headroom, ZeroCopy: o.zeroCopy,
+		Open: client.OpenConfig{Rings: o.rings, NoBusyPoll: o.noBusyPoll},
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i, q := range a.set.Queues {
+		p := &port{device: q.Device, mode: q.Mode}
+		p.queue = &busypoll.Queue{Name: p.name(), Socket: q.Socket, Rings: q.Rings, UMEM: q.UMEM, Frames: a.set.Frames[i]}
+		if o.mode == txOnly && p.device.MTU > 0 && o.packetSize > p.device.MTU+ethHeader {
+			return nil, fmt.Errorf("--packet-size: %d is more than %s with its MTU of %d sends", o.packetSize, p.device.Netdev, p.device.MTU)
+		}
+		a.ports = append(a.ports, p)
+	}
+	return a, nil
+}
+
+// Close gives the queues back.
+func (a *allocation) Close() error {
+	var errs []error
+	if a.set != nil {
+		errs = append(errs, a.set.Close())
+	}
+	if a.client != nil {
+		errs = append(errs, a.client.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// assess finds out whether the port's socket really busy-polls, and has the loop go by it.
+func (p *port) assess() {
+	p.status = p.busyPolling()
+	p.queue.SetBusyPolling(p.status.Active)
+}
+
+func (p *port) busyPolling() busypoll.Status {
+	state, err := busypoll.Read(p.queue.Socket.FD())
+	if err != nil {
+		return busypoll.Status{Reason: err.Error()}
+	}
+	facts := busypoll.Facts{QueueNAPI: p.mode.QueueNAPI, ZeroCopy: p.mode.ZeroCopy}
+	if p.mode.Deferral {
+		facts.Deferral = &busypoll.Deferral{HardIRQs: p.mode.DeferHardIRQs, GROFlushTimeout: p.mode.GROFlushTimeout}
+	}
+	status := busypoll.Assess(state, facts)
+	if !p.mode.BusyPoll && !status.Active && p.mode.Obstacle != "" {
+		status.Reason = p.mode.Obstacle // why its options are off
+	}
+	return status
+}
+
+// avoidStall turns busy polling off on a socket that could then not transmit: in zero-copy mode a busy-polling socket
+// polls the NAPI of its rx queue only, and where the tx queue has another one nothing would be sent.
+func (p *port) avoidStall() error {
+	if !p.mode.ZeroCopy || !p.mode.SeparateNAPI || !p.mode.BusyPoll {
+		return nil
+	}
+	if err := busypoll.Disable(p.queue.Socket.FD()); err != nil {
+		return fmt.Errorf("turn busy polling off on %s: %w", p.name(), err)
+	}
+	p.mode.BusyPoll = false
+	p.mode.Obstacle = "turned off: rx and tx of the queue have NAPIs of their own, and a busy-polling socket would not transmit"
+	return nil
+}
