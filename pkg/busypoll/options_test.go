@@ -70,7 +70,7 @@ func TestRefusedOptionPutsTheEarlierOnesBack(t *testing.T) {
 				if !errors.As(err, &e) || e.Option != refused.name || !errors.Is(err, errno) || e.NotRestored != nil {
 					t.Errorf("%s refused with %v: %v", refused.name, errno, err)
 				}
-				if got, want := errors.Is(err, ErrUnsupported), errno == unix.ENOPROTOOPT; got != want {
+				if got, want := errors.Is(err, ErrUnsupported), errors.Is(errno, unix.ENOPROTOOPT); got != want {
 					t.Errorf("%v is ErrUnsupported: %v, want %v", err, got, want)
 				}
 				if !maps.Equal(f.values, before) {

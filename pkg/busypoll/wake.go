@@ -20,11 +20,9 @@ func (q *Queue) wake() error {
 			kick = q.KickTX
 		}
 		q.current.TXCalls++
-		switch err := kick.WakeTX(); err {
-		case nil:
-		case xsk.ErrAgain:
+		if err := kick.WakeTX(); errors.Is(err, xsk.ErrAgain) {
 			q.current.TXAgain++ // the next round drains the completion ring and kicks again
-		default:
+		} else if err != nil {
 			return q.failed("send", err)
 		}
 		polled = kick == q.Socket
@@ -37,7 +35,7 @@ func (q *Queue) wake() error {
 
 func (q *Queue) wakeRX() error {
 	q.current.RXCalls++
-	if err := q.Socket.WakeRX(); err != nil && err != xsk.ErrAgain {
+	if err := q.Socket.WakeRX(); err != nil && !errors.Is(err, xsk.ErrAgain) {
 		return q.failed("receive", err)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package xsk_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/afxdp-project/afxdp/pkg/xsk"
@@ -29,10 +30,10 @@ func (l *loop) round(batch int) error {
 	}
 	sent := l.far.rings.TX.Transmit(l.descs[:n])
 	l.far.frames.Put(l.addrs[sent:n])
-	if err := l.far.socket.WakeTX(); err != nil && err != xsk.ErrAgain {
+	if err := l.far.socket.WakeTX(); err != nil && !errors.Is(err, xsk.ErrAgain) {
 		return err
 	}
-	if err := l.near.socket.WakeRX(); err != nil && err != xsk.ErrAgain {
+	if err := l.near.socket.WakeRX(); err != nil && !errors.Is(err, xsk.ErrAgain) {
 		return err
 	}
 	n = l.far.rings.Completion.Complete(l.addrs[:])

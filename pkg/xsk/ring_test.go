@@ -51,7 +51,7 @@ func TestProducerPassesEverythingInOrderOverTheWrap(t *testing.T) {
 			default:
 			}
 			want := min(1+rng.IntN(len(batch)), int(total-next))
-			n := 0
+			var n int
 			if rng.IntN(2) == 0 {
 				for i := range batch[:want] {
 					batch[i] = next + uint64(i)
@@ -90,7 +90,8 @@ func TestConsumerGetsEverythingInOrderOverTheWrap(t *testing.T) {
 		rng := rand.New(rand.NewPCG(2, uint64(size)))
 		batch := make([]Desc, 40)
 		for next := uint64(0); next < total; {
-			want, n := 1+rng.IntN(len(batch)), 0
+			want := 1 + rng.IntN(len(batch))
+			var n int
 			if rng.IntN(2) == 0 {
 				n = r.Receive(batch[:want])
 			} else {

@@ -48,12 +48,12 @@ func TestEveryLostPacketIsCounted(t *testing.T) {
 			near, far := w.near.open(t, tc.near), w.far.open(t, portConfig{})
 			out := packets(sent, 100)
 			far.send(out...)
-			received, st := uint64(0), xsk.Statistics{}
+			var st xsk.Statistics
 			within(t, func() bool {
 				st = near.statistics()
 				return uint64(near.rings.RX.Peek(sent))+st.Lost()+driverDrops(t, w.near.name, w.far.name) >= sent
 			})
-			received = uint64(near.rings.RX.Peek(sent))
+			received := uint64(near.rings.RX.Peek(sent))
 			drops := driverDrops(t, w.near.name, w.far.name)
 			t.Logf("received %d, driver dropped %d, %+v", received, drops, st)
 			// The driver's counter may repeat what the socket counted.
