@@ -146,7 +146,8 @@ func (m *Manager) watch(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-		case <-watcher.Errors: // events were lost
+		case err := <-watcher.Errors:
+			m.cfg.Logger.Warn("lost events of kubelet's directory", "err", err)
 			m.pokeAll()
 		case event := <-watcher.Events:
 			base := filepath.Base(event.Name)

@@ -157,8 +157,8 @@ func queues(n int) []Device {
 
 func (n *node) update(devices []Device) { n.manager.Update(map[string][]Device{"fast": devices}) }
 
-func podOf(uid string, limits map[string]int) fakekubelet.Pod {
-	return fakekubelet.Pod{UID: uid, Namespace: "ns", Name: uid, Containers: []fakekubelet.Container{
+func podOf(limits map[string]int) fakekubelet.Pod {
+	return fakekubelet.Pod{UID: "u1", Namespace: "ns", Name: "pod", Containers: []fakekubelet.Container{
 		{Name: "app", Resources: limits},
 	}}
 }
@@ -199,7 +199,7 @@ func TestPodGetsItsDevices(t *testing.T) {
 	n.manager.Update(map[string][]Device{"fast": queues(4), "bulk": queues(1)})
 	n.waitHealthy(fast, 4)
 	n.waitHealthy("afxdp.io/bulk", 1)
-	if err := n.kubelet.AddPod(n.within(), podOf("u1", map[string]int{fast: 2, "afxdp.io/bulk": 1})); err != nil {
+	if err := n.kubelet.AddPod(n.within(), podOf(map[string]int{fast: 2, "afxdp.io/bulk": 1})); err != nil {
 		t.Fatal(err)
 	}
 	if got := n.kubelet.Allocated("u1", "app", fast); !slices.Equal(got, []string{"eth1-q0", "eth1-q1"}) {
@@ -341,7 +341,7 @@ func TestStopDoesNotWaitForABackendForEver(t *testing.T) {
 	n.update(queues(1))
 	n.waitHealthy(fast, 1)
 	failed := make(chan error, 1)
-	go func() { failed <- n.kubelet.AddPod(context.Background(), podOf("u1", map[string]int{fast: 1})) }()
+	go func() { failed <- n.kubelet.AddPod(context.Background(), podOf(map[string]int{fast: 1})) }()
 	<-b.block
 	n.stop()
 	if err := <-failed; err == nil {

@@ -99,7 +99,7 @@ func TestSocketThatVanishedIsMadeAgain(t *testing.T) {
 	if got := n.kubelet.Registrations(fast); got != 1 {
 		t.Errorf("registered %d times, want once", got)
 	}
-	if err := n.kubelet.AddPod(n.within(), podOf("u1", map[string]int{fast: 1})); err != nil {
+	if err := n.kubelet.AddPod(n.within(), podOf(map[string]int{fast: 1})); err != nil {
 		t.Error(err)
 	}
 }
@@ -123,7 +123,7 @@ func TestConnectionThatKubeletDropsIsRegisteredAgain(t *testing.T) {
 	}
 	ctx := n.within()
 	for {
-		err := n.kubelet.AddPod(ctx, podOf("u1", map[string]int{fast: 2}))
+		err := n.kubelet.AddPod(ctx, podOf(map[string]int{fast: 2}))
 		if err == nil {
 			break
 		}

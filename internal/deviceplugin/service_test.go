@@ -16,10 +16,10 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// plugin connects to a pool's socket as kubelet does.
-func (n *node) plugin(pool string) pluginapi.DevicePluginClient {
+// plugin connects to the pool's socket as kubelet does.
+func (n *node) plugin() pluginapi.DevicePluginClient {
 	n.Helper()
-	socket := filepath.Join(n.kubelet.PluginDir(), "afxdp-"+pool+".sock")
+	socket := filepath.Join(n.kubelet.PluginDir(), "afxdp-fast.sock")
 	conn, err := grpc.NewClient("passthrough:///localhost",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
@@ -52,7 +52,7 @@ func TestEachStreamGetsTheFullListAndEachChange(t *testing.T) {
 	}
 	for i := range streams {
 		var err error
-		if streams[i], err = n.plugin("fast").ListAndWatch(ctx, &pluginapi.Empty{}); err != nil {
+		if streams[i], err = n.plugin().ListAndWatch(ctx, &pluginapi.Empty{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -73,7 +73,7 @@ func TestRepeatedAllocateHasTheSameAnswer(t *testing.T) {
 	n := newNode(t, Config{})
 	n.update(queues(4))
 	n.waitHealthy(fast, 4)
-	client := n.plugin("fast")
+	client := n.plugin()
 	first, err := client.Allocate(n.within(), allocate("eth1-q2", "eth1-q1"))
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func TestAllocateIsRefused(t *testing.T) {
 	devices[2].Healthy, devices[2].Reason = false, "link down"
 	n.update(devices)
 	n.waitHealthy(fast, 2)
-	client := n.plugin("fast")
+	client := n.plugin()
 	for name, tc := range map[string]struct {
 		ids  []string
 		code codes.Code
@@ -145,7 +145,7 @@ func TestAllocateGoesByThePresentHealth(t *testing.T) {
 	n.update(devices)
 	n.waitRegistered("fast", "")
 	n.update(queues(1))
-	if _, err := n.plugin("fast").Allocate(n.within(), allocate("eth1-q0")); err != nil {
+	if _, err := n.plugin().Allocate(n.within(), allocate("eth1-q0")); err != nil {
 		t.Error(err)
 	}
 }
@@ -154,7 +154,7 @@ func TestOversizedRequestIsRefused(t *testing.T) {
 	n := newNode(t, Config{})
 	n.update(queues(1))
 	n.waitHealthy(fast, 1)
-	_, err := n.plugin("fast").Allocate(n.within(), allocate(strings.Repeat("x", maxRequest)))
+	_, err := n.plugin().Allocate(n.within(), allocate(strings.Repeat("x", maxRequest)))
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("got %v", err)
 	}

@@ -28,7 +28,7 @@ func identify(path string) (identity, error) {
 		return identity{}, err
 	}
 	sys := st.Sys().(*syscall.Stat_t)
-	return identity{uint64(sys.Dev), sys.Ino, st.ModTime()}, nil
+	return identity{sys.Dev, sys.Ino, st.ModTime()}, nil
 }
 
 // listen makes a socket that only root can connect to. One that nobody listens on any more is replaced; a file of

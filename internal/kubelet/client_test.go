@@ -57,9 +57,9 @@ func start(t *testing.T, cfg fakekubelet.Config) (*fakekubelet.Kubelet, *kubelet
 	return k, newClient(t, cfg.Root)
 }
 
-func addPod(t *testing.T, k *fakekubelet.Kubelet, uid, namespace, name string, devices ...string) {
+func addPod(t *testing.T, k *fakekubelet.Kubelet, uid, namespace string, devices ...string) {
 	t.Helper()
-	pod := fakekubelet.Pod{UID: uid, Namespace: namespace, Name: name, Containers: []fakekubelet.Container{
+	pod := fakekubelet.Pod{UID: uid, Namespace: namespace, Name: "pod", Containers: []fakekubelet.Container{
 		{Name: "prepare", Init: true}, {Name: "app"},
 	}}
 	err := k.AddPod(t.Context(), pod)
@@ -80,8 +80,8 @@ func TestPodIsAskedForByNameAndNamespace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k, client := start(t, cfg)
-			addPod(t, k, "u1", "one", "pod", "q2", "q0")
-			addPod(t, k, "u2", "two", "pod", "q1")
+			addPod(t, k, "u1", "one", "q2", "q0")
+			addPod(t, k, "u2", "two", "q1")
 			for namespace, want := range map[string][]string{"one": {"q0", "q2"}, "two": {"q1"}} {
 				got, found, err := client.PodDevices(t.Context(), namespace, "pod")
 				app := []kubelet.Container{{Name: "app", Devices: []kubelet.Devices{{Resource: fast, IDs: want}}}}
@@ -103,7 +103,7 @@ func TestPodIsAskedForByNameAndNamespace(t *testing.T) {
 func TestAllocationsOfAPodOnANode(t *testing.T) {
 	k, client := start(t, fakekubelet.Config{})
 	pod := kubelet.Pod{UID: "u1", Namespace: "ns", Name: "pod"}
-	addPod(t, k, "u1", "ns", "pod")
+	addPod(t, k, "u1", "ns")
 	if got, err := kubelet.PodAllocations(t.Context(), client, pod, "afxdp.io"); err != nil || got != nil {
 		t.Errorf("a node without a checkpoint: %v, %v; want none", got, err)
 	}
@@ -150,7 +150,7 @@ func TestMissingCheckpointIsCertainOnlyInKubeletsDirectory(t *testing.T) {
 
 func TestRateLimitIsWaitedOut(t *testing.T) {
 	k, client := start(t, fakekubelet.Config{RateLimit: 100})
-	addPod(t, k, "u1", "ns", "pod", "q0")
+	addPod(t, k, "u1", "ns", "q0")
 	var wg sync.WaitGroup
 	errs := make(chan error, 100)
 	for range 100 {
@@ -173,7 +173,7 @@ func TestRateLimitIsWaitedOut(t *testing.T) {
 
 func TestKubeletRestartIsWaitedOut(t *testing.T) {
 	k, client := start(t, fakekubelet.Config{})
-	addPod(t, k, "u1", "ns", "pod", "q0")
+	addPod(t, k, "u1", "ns", "q0")
 	if _, _, err := client.PodDevices(t.Context(), "ns", "pod"); err != nil {
 		t.Fatal(err)
 	}
