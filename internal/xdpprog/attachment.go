@@ -34,7 +34,13 @@ type Config struct {
 	AllowGeneric bool
 	// PinDir is a directory on a bpffs that is made for this attachment. bpffs allows no dot in names.
 	PinDir string
+	// Fault, if set, is called before each step of the attachment and of its end; a step for which it returns an error
+	// fails with that. Tests let things go wrong there.
+	Fault func(step string) error
 }
+
+// ErrOccupied is what errors.Is finds when a program is attached already, whosever it is.
+var ErrOccupied = errors.New("another XDP program is attached")
 
 // Attachment is the program on one device, with its maps.
 type Attachment struct {
@@ -43,13 +49,21 @@ type Attachment struct {
 	xsks      *ebpf.Map
 	unclaimed *ebpf.Map
 	progID    uint32
+	fault     func(step string) error
 }
 
 // Attach loads the program, attaches it to the device natively (or, where the driver cannot and c allows it, in generic
-// mode) and pins link and maps. A program that is attached already, whosever it is, is left alone: the error is EBUSY
-// or EEXIST then.
+// mode) and pins link and maps. A program that is attached already, whosever it is, is left alone: the error is
+// [ErrOccupied] then.
 func Attach(c Config) (_ *Attachment, err error) {
 	if err := CheckBPFFS(filepath.Dir(c.PinDir)); err != nil {
+		return nil, err
+	}
+	step := c.Fault
+	if step == nil {
+		step = func(string) error { return nil }
+	}
+	if err := step("make pin directory"); err != nil {
 		return nil, err
 	}
 	if err := os.Mkdir(c.PinDir, 0o700); err != nil {
@@ -59,19 +73,34 @@ func Attach(c Config) (_ *Attachment, err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, a.Detach())
+			return
 		}
+		a.fault = c.Fault
 	}()
 	prog, err := a.load(c)
 	if err != nil {
 		return nil, fmt.Errorf("load XDP program: %w", err)
 	}
 	defer prog.Close()
-	for name, m := range map[string]*ebpf.Map{pinXSKs: a.xsks, pinUnclaimed: a.unclaimed} {
-		if err := m.Pin(filepath.Join(c.PinDir, name)); err != nil {
-			return nil, fmt.Errorf("pin map %s: %w", name, err)
-		}
+	if err := step("pin XSKMAP"); err != nil {
+		return nil, err
+	}
+	if err := a.xsks.Pin(filepath.Join(c.PinDir, pinXSKs)); err != nil {
+		return nil, fmt.Errorf("pin XSKMAP: %w", err)
+	}
+	if err := step("pin counter map"); err != nil {
+		return nil, err
+	}
+	if err := a.unclaimed.Pin(filepath.Join(c.PinDir, pinUnclaimed)); err != nil {
+		return nil, fmt.Errorf("pin counter map: %w", err)
+	}
+	if err := step("attach XDP program"); err != nil {
+		return nil, err
 	}
 	if a.link, err = attach(prog, c); err != nil {
+		return nil, err
+	}
+	if err := step("pin XDP link"); err != nil {
 		return nil, err
 	}
 	// Pinned last: a directory with a link pin is a whole attachment.
@@ -131,7 +160,7 @@ func attach(prog *ebpf.Program, c Config) (link.Link, error) {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		advice = " (the driver has no native XDP; the pool can allow generic mode)"
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
-		advice = " (another XDP program is attached)"
+		err = fmt.Errorf("%w: %w", ErrOccupied, err)
 	case errors.Is(err, unix.ERANGE), errors.Is(err, unix.EINVAL):
 		advice = " (the driver refuses native XDP with the device's present settings: often an MTU above what a single buffer" +
 			" holds, about 3500 bytes with 4 KiB pages; lower it or let the pool use multi-buffer)"
@@ -220,24 +249,63 @@ func (a *Attachment) Close() error {
 	return errors.Join(errs...)
 }
 
-// Detach removes the pins and closes the descriptors; the kernel detaches the program with the last one.
-func (a *Attachment) Detach() error { return errors.Join(Remove(a.dir), a.Close()) }
-
-// Remove removes the pins in dir and dir. What is not there is no error.
-func Remove(dir string) error {
+// Detach takes the program off the device, removes the pins and closes the descriptors. Each is tried even if an earlier
+// one failed; [Remove] goes on with what is left.
+func (a *Attachment) Detach() error {
 	var errs []error
-	for _, name := range []string{pinLink, pinXSKs, pinUnclaimed} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
+	if a.link != nil {
+		errs = append(errs, a.step("detach XDP program"))
+		if errs[0] == nil {
+			errs = append(errs, detach(a.link))
 		}
 	}
-	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		errs = append(errs, err)
+	errs = append(errs, removePins(a.dir, a.step))
+	return errors.Join(append(errs, a.Close())...)
+}
+
+func (a *Attachment) step(name string) error {
+	if a.fault == nil {
+		return nil
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("remove pins: %w", err)
+	return a.fault(name)
+}
+
+// detach takes the program off the device now. Closing the last descriptor does so too, but on some kernels only a
+// while after the last pin is gone.
+func detach(l link.Link) error {
+	if err := l.Detach(); err != nil {
+		return fmt.Errorf("detach XDP program: %w", err)
 	}
 	return nil
+}
+
+// Remove takes the program of the pins in dir, if it is attached, off its device, and removes the pins and dir. What is
+// not there is no error.
+func Remove(dir string) error {
+	l, err := link.LoadPinnedLink(filepath.Join(dir, pinLink), nil)
+	if err == nil {
+		err = errors.Join(detach(l), l.Close())
+	} else if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, removePins(dir, func(string) error { return nil }))
+}
+
+// removePins removes the link's pin first: what is left without it counts as no attachment.
+func removePins(dir string, step func(name string) error) error {
+	var errs []error
+	for _, path := range []string{
+		filepath.Join(dir, pinLink), filepath.Join(dir, pinXSKs), filepath.Join(dir, pinUnclaimed), dir,
+	} {
+		err := step("remove " + filepath.Base(path))
+		if err == nil {
+			err = os.Remove(path)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove pins: %w", err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // CheckBPFFS returns an error that says what to do unless dir is on a bpffs.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/afxdp-project/afxdp/internal/testutil"
+	"github.com/afxdp-project/afxdp/pkg/netdev"
 )
 
 func TestMain(m *testing.M) { os.Exit(testutil.Main(m)) }
@@ -87,8 +88,8 @@ func TestForeignProgramStays(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := Attach(c); !errors.Is(err, unix.EBUSY) {
-		t.Errorf("attach over a foreign program: %v, want EBUSY", err)
+	if _, err := Attach(c); !errors.Is(err, ErrOccupied) || !errors.Is(err, unix.EBUSY) {
+		t.Errorf("attach over a foreign program: %v, want ErrOccupied and EBUSY", err)
 	}
 	if _, err := os.Stat(pinDir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a refused attach left its pin directory: %v", err)
@@ -134,6 +135,112 @@ func TestInterruptedAttachIsClearedAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	attached(t, c)
+}
+
+// A pin directory that is in the way must not be taken for a program that is.
+func TestLeftoverPinsAreNoForeignProgram(t *testing.T) {
+	c := veth(t, 0)
+	if err := os.Mkdir(pinDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = Remove(pinDir) }()
+	if _, err := Attach(c); !errors.Is(err, fs.ErrExist) || errors.Is(err, ErrOccupied) {
+		t.Errorf("attach over leftover pins: %v, want exist and not ErrOccupied", err)
+	}
+}
+
+func TestDetachDoesNotWaitForOtherDescriptors(t *testing.T) {
+	c := veth(t, 0)
+	a, err := Attach(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := Open(pinDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	if err := a.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	if id := shown(t, c); id != 0 {
+		t.Errorf("after detach, with another descriptor of the link open, the device shows program %d", id)
+	}
+}
+
+func TestRemoveTakesTheProgramOff(t *testing.T) {
+	c := veth(t, 0)
+	a, err := Attach(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = a.Close() }()
+	if err := os.Remove(pinDir + "/xsks"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(pinDir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("open without the XSKMAP: %v, want not exist", err)
+	}
+	for range 2 {
+		if err := Remove(pinDir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if id := shown(t, c); id != 0 {
+		t.Errorf("after remove, the device shows program %d", id)
+	}
+}
+
+// Field case 37: an attach that fails half-way leaves nothing, at whatever step.
+func TestFailedAttachLeavesNothing(t *testing.T) {
+	c := veth(t, 0)
+	broken := errors.New("broken")
+	for n := 0; ; n++ {
+		left := n
+		var at string
+		c.Fault = func(step string) error {
+			if left--; left == -1 {
+				at = step
+				return broken
+			}
+			return nil
+		}
+		a, err := Attach(c)
+		if err == nil {
+			if n < 5 {
+				t.Errorf("only %d steps could fail", n)
+			}
+			left = 1000
+			if err := a.Detach(); err != nil {
+				t.Error(err)
+			}
+			return
+		}
+		if !errors.Is(err, broken) {
+			t.Fatalf("step %q: %v", at, err)
+		}
+		if id := shown(t, c); id != 0 {
+			t.Errorf("after a failure at %q the device shows program %d", at, id)
+		}
+		if _, err := os.Stat(pinDir); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("after a failure at %q there is still a pin directory: %v", at, err)
+		}
+	}
+}
+
+// shown returns the id of the XDP program that the device shows, 0 for none.
+func shown(t *testing.T, c Config) uint32 {
+	t.Helper()
+	h, err := netdev.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = h.Close() }()
+	l, err := h.LinkByIndex(c.Ifindex)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.XDP.ProgID
 }
 
 func TestPinDirectoryMustBeOnBPFFS(t *testing.T) {
