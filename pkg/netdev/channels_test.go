@@ -104,7 +104,8 @@ func bindXSK(t *testing.T, index, queue int) {
 	must(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	const frames, size = 4, 4096
-	area, err := unix.MmapPtr(-1, 0, nil, frames*size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	const prot, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
+	area, err := unix.MmapPtr(-1, 0, nil, frames*size, prot, flags)
 	must(t, err)
 	t.Cleanup(func() { _ = unix.MunmapPtr(area, frames*size) })
 	reg := make([]byte, 24) // struct xdp_umem_reg, as it was first

@@ -42,7 +42,8 @@ func (c *conn) execute(kind netlink.HeaderType, flags netlink.HeaderFlags, data 
 	defer c.mu.Unlock()
 	// Fails only on a closed connection, which Execute then reports.
 	_ = c.nl.SetDeadline(time.Now().Add(answerTimeout))
-	msgs, err := c.nl.Execute(netlink.Message{Header: netlink.Header{Type: kind, Flags: netlink.Request | flags}, Data: data})
+	header := netlink.Header{Type: kind, Flags: netlink.Request | flags}
+	msgs, err := c.nl.Execute(netlink.Message{Header: header, Data: data})
 	if err != nil && !fromKernel(err) {
 		c.drain()
 	}
@@ -87,7 +88,9 @@ func (c *conn) drain() {
 
 // request asks a generic netlink family. Flags may be 0 (get), netlink.Acknowledge (set) or netlink.Dump. The result
 // holds the attributes of each message.
-func (c *conn) request(f family, command uint8, flags netlink.HeaderFlags, ae *netlink.AttributeEncoder) ([][]byte, error) {
+func (c *conn) request(
+	f family, command uint8, flags netlink.HeaderFlags, ae *netlink.AttributeEncoder,
+) ([][]byte, error) {
 	if f.id == 0 {
 		return nil, fmt.Errorf("%w: no generic netlink family %q", ErrUnsupported, f.name)
 	}

@@ -40,7 +40,8 @@ func TestStrayAnswerIsNotTakenForTheNext(t *testing.T) {
 	must(t, err)
 	// An answer that nobody has read, as after a timeout.
 	_, err = h.route.nl.Send(netlink.Message{
-		Header: netlink.Header{Type: unix.RTM_GETLINK, Flags: netlink.Request | netlink.Dump}, Data: make([]byte, unix.SizeofIfInfomsg),
+		Header: netlink.Header{Type: unix.RTM_GETLINK, Flags: netlink.Request | netlink.Dump},
+		Data:   make([]byte, unix.SizeofIfInfomsg),
 	})
 	must(t, err)
 	if _, err := h.route.execute(unix.RTM_GETLINK, 0, data); err == nil {

@@ -3,6 +3,7 @@ package netdev
 import (
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/afxdp-project/afxdp/internal/testutil"
 )
@@ -52,21 +54,25 @@ func ip(tb testing.TB, args ...string) {
 	}
 }
 
-// inNetns runs f with a handle of a new network namespace, in that namespace.
+// inNetns runs f with a handle of a new network namespace, in that namespace and on the test's own goroutine, which a
+// failure may end.
 func inNetns(t *testing.T, f func(h *Handle)) {
 	t.Helper()
-	err := testutil.NewNetns(t).Do(func() error {
-		h, err := Open()
-		if err != nil {
-			return err
+	ns := testutil.NewNetns(t)
+	home, err := os.Open("/proc/thread-self/ns/net")
+	must(t, err)
+	defer func() { _ = home.Close() }()
+	runtime.LockOSThread()
+	must(t, unix.Setns(ns.FD(), unix.CLONE_NEWNET))
+	defer func() {
+		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
 		}
-		defer func() { _ = h.Close() }()
-		f(h)
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}()
+	h, err := Open()
+	must(t, err)
+	defer func() { _ = h.Close() }()
+	f(h)
 }
 
 // attachXDP runs a program that passes everything on a device until the test ends, or the caller closes the link.

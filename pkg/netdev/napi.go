@@ -113,7 +113,7 @@ func (h *Handle) SetNAPI(id uint32, s NAPISettings) error {
 		{"threaded", s.Threaded != nil, now.Settings.Threaded != nil},
 	} {
 		if k.want && !k.has {
-			return fmt.Errorf("set %s of NAPI %d: %w: the kernel has no such setting for one NAPI", k.name, id, ErrUnsupported)
+			return fmt.Errorf("set %s of NAPI %d: %w: only the NIC as a whole may have it", k.name, id, ErrUnsupported)
 		}
 	}
 	if _, err := h.generic.request(h.netdev, netdevCmdNAPISet, netlink.Acknowledge, ae); err != nil {

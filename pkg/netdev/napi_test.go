@@ -36,7 +36,9 @@ func TestNAPISettingsAreThoseOfOneNAPI(t *testing.T) {
 		t.Errorf("an untouched NAPI: %+v", n)
 	}
 	must(t, h.SetNAPI(n.ID, NAPISettings{
-		DeferHardIRQs: new(uint32(2)), GROFlushTimeout: new(200 * time.Microsecond), IRQSuspendTimeout: new(20 * time.Second),
+		DeferHardIRQs:     new(uint32(2)),
+		GROFlushTimeout:   new(200 * time.Microsecond),
+		IRQSuspendTimeout: new(20 * time.Second),
 	}))
 	expect := func(deferral uint32, flush, suspend time.Duration) {
 		t.Helper()

@@ -80,7 +80,8 @@ func (h *Handle) Queues(index int) ([]Queue, error) {
 	return queues, nil
 }
 
-// XDPFeatures is what a driver says that it can do with XDP. What it says of zero-copy is no promise: only a bind tells.
+// XDPFeatures is what a driver says that it can do with XDP. What it says of zero-copy is no promise: only a bind
+// tells.
 type XDPFeatures struct {
 	Basic     bool // drop, pass, transmit
 	Redirect  bool // XDP_REDIRECT, without which nothing reaches an AF_XDP socket natively

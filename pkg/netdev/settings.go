@@ -23,8 +23,8 @@ const (
 	fileGROFlushTimeout = "gro_flush_timeout"
 )
 
-// DeviceSettings reads the NAPI settings of a NIC from sysfs; both are set in the result. [ErrOtherNetns] when the sysfs
-// that is mounted shows another network namespace.
+// DeviceSettings reads the NAPI settings of a NIC from sysfs; both are set in the result. [ErrOtherNetns] when the
+// sysfs that is mounted shows another network namespace.
 func (h *Handle) DeviceSettings(index int) (DeviceSettings, error) {
 	dir, err := h.deviceDir(index)
 	if err != nil {
@@ -59,7 +59,8 @@ func (h *Handle) SetDeviceSettings(index int, s DeviceSettings) error {
 	}
 	if s.GROFlushTimeout != nil {
 		if *s.GROFlushTimeout < 0 {
-			return fmt.Errorf("set %s of link %d to %v: it cannot be negative", fileGROFlushTimeout, index, *s.GROFlushTimeout)
+			return fmt.Errorf("set %s of link %d to %v: it cannot be negative",
+				fileGROFlushTimeout, index, *s.GROFlushTimeout)
 		}
 		changes = append(changes, change{file: fileGROFlushTimeout, want: uint64(*s.GROFlushTimeout)})
 	}
@@ -111,7 +112,7 @@ func (h *Handle) openDeviceDir(l *Link) (*os.Root, error) {
 	dir, err := os.OpenRoot(path)
 	if errors.Is(err, os.ErrNotExist) {
 		if _, err := os.Stat(filepath.Join(h.sysfs, "class/net")); err != nil {
-			return nil, fmt.Errorf("open the sysfs directory of %s: no sysfs is mounted at %s: %w", l.Name, h.sysfs, err)
+			return nil, fmt.Errorf("open the directory of %s: no sysfs is mounted at %s: %w", l.Name, h.sysfs, err)
 		}
 		return nil, fmt.Errorf("open %s: %w: link %d is %s here and the sysfs at %s has no such device; "+
 			"mount a sysfs of this network namespace there", path, ErrOtherNetns, l.Index, l.Name, h.sysfs)

@@ -14,6 +14,8 @@ import (
 	"github.com/afxdp-project/afxdp/internal/testutil"
 )
 
+func deferral(n uint32) DeviceSettings { return DeviceSettings{DeferHardIRQs: &n} }
+
 const nearDir = "/sys/class/net/nvnear"
 
 func TestDeviceSettingsAreSetReadBackAndPutBack(t *testing.T) {
@@ -21,10 +23,11 @@ func TestDeviceSettingsAreSetReadBackAndPutBack(t *testing.T) {
 	l := veth(t, h, 1)
 	original, err := h.DeviceSettings(l.Index)
 	must(t, err)
-	must(t, h.SetDeviceSettings(l.Index, DeviceSettings{DeferHardIRQs: new(uint32(2)), GROFlushTimeout: new(200 * time.Microsecond)}))
+	both := DeviceSettings{DeferHardIRQs: new(uint32(2)), GROFlushTimeout: new(200 * time.Microsecond)}
+	must(t, h.SetDeviceSettings(l.Index, both))
 	expectFile(t, "napi_defer_hard_irqs", "2")
 	expectFile(t, "gro_flush_timeout", "200000")
-	must(t, h.SetDeviceSettings(l.Index, DeviceSettings{DeferHardIRQs: new(uint32(7))}))
+	must(t, h.SetDeviceSettings(l.Index, deferral(7)))
 	expectFile(t, "gro_flush_timeout", "200000") // what is nil stays
 	got, err := h.DeviceSettings(l.Index)
 	if err != nil || *got.DeferHardIRQs != 7 || *got.GROFlushTimeout != 200*time.Microsecond {
@@ -47,7 +50,7 @@ func expectFile(t *testing.T, file, want string) {
 func TestRefusedDeviceSettingIsReported(t *testing.T) {
 	h := open(t)
 	l := veth(t, h, 1)
-	err := h.SetDeviceSettings(l.Index, DeviceSettings{DeferHardIRQs: new(uint32(1 << 31))})
+	err := h.SetDeviceSettings(l.Index, deferral(1<<31))
 	if !errors.Is(err, unix.ERANGE) || !strings.Contains(err.Error(), nearDir+"/napi_defer_hard_irqs to 2147483648") {
 		t.Errorf("a deferral beyond 31 bits: %v", err)
 	}
@@ -61,21 +64,22 @@ func TestRefusedDeviceSettingIsReported(t *testing.T) {
 func TestDeviceSettingThatDoesNotTakeIsReportedAndUndone(t *testing.T) {
 	h := open(t)
 	l := veth(t, h, 1)
-	must(t, h.SetDeviceSettings(l.Index, DeviceSettings{DeferHardIRQs: new(uint32(4))}))
+	must(t, h.SetDeviceSettings(l.Index, deferral(4)))
+	both := DeviceSettings{DeferHardIRQs: new(uint32(2)), GROFlushTimeout: new(200 * time.Nanosecond)}
 	// A file that keeps what follows the bytes written, in place of the kernel's.
 	fake := filepath.Join(t.TempDir(), "timeout")
 	must(t, os.WriteFile(fake, []byte("123456789"), 0o600))
 	file := filepath.Join(nearDir, "gro_flush_timeout")
 	must(t, unix.Mount(fake, file, "", unix.MS_BIND, ""))
 	defer func() { must(t, unix.Unmount(file, 0)) }()
-	err := h.SetDeviceSettings(l.Index, DeviceSettings{DeferHardIRQs: new(uint32(2)), GROFlushTimeout: new(200 * time.Nanosecond)})
+	err := h.SetDeviceSettings(l.Index, both)
 	if err == nil || !strings.Contains(err.Error(), file+" to 200: it reads back 200456789") {
 		t.Errorf("a write without effect: %v, want an error with file, value and what was found", err)
 	}
 	expectFile(t, "napi_defer_hard_irqs", "4")
 
 	must(t, unix.Mount("", file, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	err = h.SetDeviceSettings(l.Index, DeviceSettings{DeferHardIRQs: new(uint32(2)), GROFlushTimeout: new(200 * time.Nanosecond)})
+	err = h.SetDeviceSettings(l.Index, both)
 	if !errors.Is(err, unix.EROFS) {
 		t.Errorf("a read-only file: %v, want EROFS", err)
 	}
@@ -87,7 +91,7 @@ func TestDeviceSettingsFollowARename(t *testing.T) {
 	l := veth(t, h, 1)
 	must(t, testutil.Rename("nvnear", "nvrenamed"))
 	defer func() { must(t, testutil.Rename("nvrenamed", "nvnear")) }()
-	must(t, h.SetDeviceSettings(l.Index, DeviceSettings{DeferHardIRQs: new(uint32(3))}))
+	must(t, h.SetDeviceSettings(l.Index, deferral(3)))
 	if got, err := h.DeviceSettings(l.Index); err != nil || *got.DeferHardIRQs != 3 {
 		t.Errorf("settings of the renamed device: %+v, %v", got, err)
 	}
@@ -99,10 +103,11 @@ func TestSysfsOfAnotherNetnsIsNotTrusted(t *testing.T) {
 	inNetns(t, func(other *Handle) {
 		expect := func(what string, index int) {
 			t.Helper()
-			if _, err := other.DeviceSettings(index); !errors.Is(err, ErrOtherNetns) || !strings.Contains(err.Error(), "/sys") {
+			_, err := other.DeviceSettings(index)
+			if !errors.Is(err, ErrOtherNetns) || !strings.Contains(err.Error(), "/sys") {
 				t.Errorf("read settings, %s: %v, want ErrOtherNetns", what, err)
 			}
-			err := other.SetDeviceSettings(index, DeviceSettings{DeferHardIRQs: new(uint32(9))})
+			err = other.SetDeviceSettings(index, deferral(9))
 			if !errors.Is(err, ErrOtherNetns) {
 				t.Errorf("set settings, %s: %v, want ErrOtherNetns", what, err)
 			}

@@ -77,5 +77,6 @@ func uplinks(links []rawLink, hops []hop, addresses []address) map[int]string {
 // stacked reports whether the device sends through the one that its link message names, in this network namespace. For
 // a pair it names the other end.
 func (l *rawLink) stacked() bool {
-	return l.lower != 0 && l.lower != l.Index && !l.lowerElsewhere && !slices.Contains([]string{"veth", "netkit", "vxcan"}, l.Kind)
+	pair := slices.Contains([]string{"veth", "netkit", "vxcan"}, l.Kind)
+	return l.lower != 0 && l.lower != l.Index && !l.lowerElsewhere && !pair
 }

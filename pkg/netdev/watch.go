@@ -31,7 +31,8 @@ const (
 	Failed EventKind = "failed"
 )
 
-// Event is a notification. It says where to look, not what is there: by the time that it is read, more may have changed.
+// Event is a notification. It says where to look, not what is there: by the time that it is read, more may have
+// changed.
 type Event struct {
 	Kind  EventKind
 	Index int    // of the device; 0 for RoutingChanged, Resync and Failed
@@ -46,9 +47,10 @@ const (
 	watchBacklog = 1024
 )
 
-// Watch reports changes of devices, addresses and routes until ctx ends, then closes the channel. Whatever changes after
-// it has returned is reported; events of one kind for one device that nobody has read yet become one. A slow reader
-// loses nothing but detail: it gets a Resync.
+// Watch reports changes of devices, addresses and routes until ctx ends, then closes the channel. Whatever changes
+// after it has returned is reported, as far as the kernel tells: it does not when a program is attached or detached
+// through a BPF link. Events of one kind for one device that nobody has read yet become one. A slow reader loses
+// nothing but detail: it gets a Resync.
 //
 // It must be called in the handle's network namespace, since its sockets are made on the calling thread;
 // [ErrOtherNetns] says that it was not. It outlives the handle.
@@ -149,7 +151,7 @@ func (s *subscription) open(cookie uint64) error {
 		return cookieErr
 	}
 	if here != cookie {
-		return fmt.Errorf("%w: the calling thread is in the one with cookie %d, the handle in %d", ErrOtherNetns, here, cookie)
+		return fmt.Errorf("%w: the calling thread's has the cookie %d and the handle's %d", ErrOtherNetns, here, cookie)
 	}
 	_ = nl.SetReadBuffer(watchBuffer) // with less room there are more Resyncs, no worse
 	for _, g := range s.groups {
