@@ -51,6 +51,7 @@ func command(args []string, stdout, stderr io.Writer) int {
 		return exitNoQueue
 	}
 	live := newLiveLine(stderr)
+	r.progress = func(s *report) error { return s.writeJSON(stdout) }
 	err = r.run(ctx, live)
 	live.end()
 	report := r.report() // before the sockets are closed, whose statistics end then

@@ -43,6 +43,7 @@ type options struct {
 	packetSize     int
 	source, target net.HardwareAddr
 	json           bool
+	progress       time.Duration
 }
 
 const (
@@ -112,6 +113,8 @@ func parseOptions(args []string, help io.Writer) (*options, error) {
 	source := fs.String("source-mac", "02:00:00:00:00:01", "txonly: source address")
 	target := fs.String("target-mac", "02:00:00:00:00:02", "txonly: destination address")
 	fs.BoolVar(&o.json, "json", false, "print the summary as one JSON object")
+	fs.DurationVar(&o.progress, "progress", 0,
+		"with --json: print the summary so far at this interval too, an object a line, the first when packets can come")
 
 	if err := fs.Parse(args); err != nil {
 		return nil, err
@@ -171,6 +174,10 @@ func (o *options) validate() error {
 	switch {
 	case o.duration < 0:
 		return fmt.Errorf("--duration: %v is negative", o.duration)
+	case o.progress < 0:
+		return fmt.Errorf("--progress: %v is negative", o.progress)
+	case o.progress > 0 && !o.json:
+		return errors.New("--progress: it needs --json")
 	case o.batch < 32 || o.batch > xsk.MaxRingSize:
 		return fmt.Errorf("--batch: %d is out of range: 32 to %d", o.batch, xsk.MaxRingSize)
 	case o.threads < 0:

@@ -46,6 +46,8 @@ func TestWrongCommandLinesAreRefused(t *testing.T) {
 		"rxdrop --zero-copy maybe":         "none of auto, require, off",
 		"rxdrop --batch 8":                 "32 to",
 		"rxdrop -d -1s":                    "negative",
+		"rxdrop --progress -1s":            "negative",
+		"rxdrop --progress 1s":             "needs --json",
 		"rxdrop --ring-size 1000":          "power of two",
 		"rxdrop --frame-size 1500":         "2048 to 4096",
 		"rxdrop --headroom 4000":           "leaves no room",

@@ -16,7 +16,7 @@ type report struct {
 	Mode            string        `json:"mode"`
 	Pool            string        `json:"pool"`
 	DurationSeconds float64       `json:"duration_seconds"`
-	End             string        `json:"end"` // duration, packets, signal or error
+	End             string        `json:"end"` // duration, packets, signal or error; running: a summary so far
 	Error           string        `json:"error,omitempty"`
 	Resumes         uint64        `json:"resumes"` // lost connections to the agent that were taken up again
 	Threads         int           `json:"threads"`
@@ -65,10 +65,13 @@ type drops struct {
 	TXInvalid       uint64 `json:"tx_invalid"`
 }
 
-func (r *run) report() *report {
-	seconds := r.elapsed.Seconds()
+func (r *run) report() *report { return r.summary(r.elapsed, r.end) }
+
+// summary is the report of what has happened in a time.
+func (r *run) summary(elapsed time.Duration, end string) *report {
+	seconds := elapsed.Seconds()
 	s := &report{
-		Mode: string(r.options.mode), DurationSeconds: seconds, End: r.end, Threads: len(r.threads), Queues: []queueReport{},
+		Mode: string(r.options.mode), DurationSeconds: seconds, End: end, Threads: len(r.threads), Queues: []queueReport{},
 		Pool: r.lease.Pool(), Resumes: r.lease.Resumes(),
 	}
 	if r.err != nil {

@@ -27,6 +27,7 @@ const (
 	endPackets  = "packets"
 	endSignal   = "signal"
 	endError    = "error"
+	endNone     = "running" // not yet
 )
 
 const (
@@ -42,6 +43,8 @@ type run struct {
 	ports   []*port
 	lease   lease
 	threads []thread
+	// progress is given a summary at the interval that the options say.
+	progress func(*report) error
 
 	start   time.Time
 	elapsed time.Duration
@@ -120,6 +123,9 @@ func (r *run) run(ctx context.Context, live *liveLine) error {
 	// Threads that spin must not keep this goroutine from running, whatever the CPU limit.
 	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), len(r.threads)+1))
 
+	if r.err = r.fill(); r.err != nil {
+		return r.err
+	}
 	inner, stop := context.WithCancel(context.Background())
 	defer stop()
 	loops, inner := errgroup.WithContext(inner)
@@ -140,6 +146,25 @@ func (r *run) run(ctx context.Context, live *liveLine) error {
 	return r.err
 }
 
+// fill hands the kernel the frames for reception, so that no packet that comes once the run goes finds none.
+func (r *run) fill() error {
+	if r.options.mode == txOnly {
+		return nil
+	}
+	for _, t := range r.threads {
+		entries := 0
+		for _, p := range t.ports {
+			entries = max(entries, p.queue.Rings.Fill.Size())
+		}
+		for range entries/r.options.batch + 1 {
+			if _, err := t.loop.Round(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // watch waits for the end, which it returns, and shows meanwhile how it goes.
 func (r *run) watch(ctx, loops context.Context, live *liveLine) (string, error) {
 	var over <-chan time.Time
@@ -152,6 +177,15 @@ func (r *run) watch(ctx, loops context.Context, live *liveLine) (string, error) 
 	defer check.Stop()
 	if r.options.packets == 0 {
 		check.Stop()
+	}
+	var tell <-chan time.Time
+	if r.options.progress > 0 {
+		ticker := time.NewTicker(r.options.progress)
+		defer ticker.Stop()
+		tell = ticker.C
+		if err := r.tell(); err != nil {
+			return endError, err
+		}
 	}
 	last := r.counters()
 	for {
@@ -171,6 +205,10 @@ func (r *run) watch(ctx, loops context.Context, live *liveLine) (string, error) 
 			if r.enough() {
 				return endPackets, nil
 			}
+		case <-tell:
+			if err := r.tell(); err != nil {
+				return endError, err
+			}
 		case <-show.C:
 			for _, p := range r.ports {
 				p.assess()
@@ -181,6 +219,9 @@ func (r *run) watch(ctx, loops context.Context, live *liveLine) (string, error) 
 		}
 	}
 }
+
+// tell gives a summary of the run so far.
+func (r *run) tell() error { return r.progress(r.summary(time.Since(r.start), endNone)) }
 
 func (r *run) enough() bool {
 	var sum uint64

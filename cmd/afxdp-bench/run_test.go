@@ -208,6 +208,34 @@ func TestForwardsWithSwappedAddresses(t *testing.T) {
 	}
 }
 
+func TestProgressIsToldOnceReceptionIsPreparedAndThenAtAnInterval(t *testing.T) {
+	ports, _ := veth(t)
+	r := prepared(t, ports, newLease(), "rxdrop", "--json", "--progress", "1ms")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	told := 0
+	r.progress = func(s *report) error {
+		for _, p := range ports {
+			if fill := p.queue.Rings.Fill; told == 0 && fill.Pending() != fill.Size() {
+				t.Errorf("%s was told ready with %d of %d frames for reception", p.name(), fill.Pending(), fill.Size())
+			}
+		}
+		if told++; told == 5 {
+			cancel()
+		}
+		if s.End != endNone || s.Error != "" || len(s.Queues) != queues || s.Queues[0].Drops == nil {
+			t.Errorf("%+v", s)
+		}
+		return nil
+	}
+	if err := wait(t, started(ctx, r)); err != nil {
+		t.Fatal(err)
+	}
+	if s := r.report(); told < 5 || s.End != endSignal {
+		t.Errorf("told %d times, then %+v", told, s)
+	}
+}
+
 func TestEndsAfterItsDuration(t *testing.T) {
 	ports, _ := veth(t)
 	r := prepared(t, ports, newLease(), "rxdrop", "-d", "50ms")
