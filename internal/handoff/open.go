@@ -9,14 +9,13 @@ import (
 
 	"github.com/afxdp-project/afxdp/internal/lease"
 	"github.com/afxdp-project/afxdp/internal/wire"
-	"github.com/afxdp-project/afxdp/pkg/busypoll"
 	"github.com/afxdp-project/afxdp/pkg/xsk"
 )
 
 // register takes the pod's UMEM for the sockets that this connection opens.
 func (s *session) register(m *wire.UMEM, fd int) (wire.Message, error) {
-	if s.first != nil || len(s.open) > 0 {
-		return nil, wire.Errorf(wire.CodeState, "the connection has a UMEM already")
+	if err := s.mayTakeUMEM(); err != nil {
+		return nil, err
 	}
 	maxBytes, maxFrames := uint64(0), uint32(0)
 	for _, id := range s.allocation.Devices {
@@ -46,14 +45,22 @@ func (s *session) register(m *wire.UMEM, fd int) (wire.Message, error) {
 	return &wire.UMEMOK{ZeroCopy: bit(zeroCopy)}, nil
 }
 
+// mayTakeUMEM allows a UMEM as long as the connection has none that is of use.
+func (s *session) mayTakeUMEM() error {
+	if s.first != nil || len(s.open) > 0 {
+		return wire.Errorf(wire.CodeState, "the connection has a UMEM already")
+	}
+	return nil
+}
+
 // join has this connection use the UMEM of a socket that the pod opened on another one.
 func (s *session) join(fd int) (wire.Message, error) {
-	if s.first != nil || len(s.open) > 0 {
-		return nil, wire.Errorf(wire.CodeState, "the connection has a UMEM already")
+	if err := s.mayTakeUMEM(); err != nil {
+		return nil, err
 	}
 	socket, err := xsk.SocketFromFD(fd) // not closed: fd stays the caller's
 	if err != nil {
-		return nil, wire.Errorf(wire.CodeNotYours, "%v", err)
+		return nil, wire.Errorf(wire.CodeNotYours, "JOIN: %v", err)
 	}
 	cookie, err := socket.Cookie()
 	if err != nil {
@@ -67,15 +74,19 @@ func (s *session) join(fd int) (wire.Message, error) {
 	return &wire.Joined{ZeroCopy: bit(s.zeroCopy)}, nil
 }
 
-// resume takes back a socket that an earlier agent, or this one on an earlier connection, has handed out.
+// resume takes back a socket that an earlier agent, or this one on an earlier connection, has handed out. Its UMEM is
+// the connection's from then on.
 func (s *session) resume(m *wire.Resume, fd int) (wire.Message, error) {
 	device, err := s.device(m.Device)
 	if err != nil {
 		return nil, err
 	}
+	if s.first != nil {
+		return nil, wire.Errorf(wire.CodeState, "the connection has a UMEM already: RESUME comes before UMEM")
+	}
 	received, err := xsk.SocketFromFD(fd)
 	if err != nil {
-		return nil, wire.Errorf(wire.CodeNotYours, "%v", err)
+		return nil, wire.Errorf(wire.CodeNotYours, "RESUME: %v", err)
 	}
 	socket, err := received.Dup()
 	if err != nil {
@@ -87,7 +98,7 @@ func (s *session) resume(m *wire.Resume, fd int) (wire.Message, error) {
 	}
 	s.open[device] = l.Epoch
 	s.group, s.zeroCopy = l.Socket.Group, l.Socket.ZeroCopy
-	s.log.Info("socket resumed", "device", device, "pod", l.Pod.String())
+	s.endpoint.log.Debug("socket resumed", "device", device, "pod", l.Pod.String())
 	return &wire.Resumed{Device: m.Device, Epoch: l.Epoch}, nil
 }
 
@@ -99,7 +110,10 @@ func (s *session) openDevice(m *wire.Open) (_ wire.Message, fd int, err error) {
 		return nil, -1, err
 	}
 	if s.group == 0 {
-		return nil, -1, wire.Errorf(wire.CodeState, "OPEN before UMEM or JOIN")
+		return nil, -1, wire.Errorf(wire.CodeNoUMEM, "OPEN before UMEM or JOIN")
+	}
+	if _, ok := s.open[device]; ok {
+		return nil, -1, wire.Errorf(wire.CodeBusy, "device %s: this connection has it open already", device)
 	}
 	g, err := s.leases.Grant(device, s.cookie)
 	if err != nil {
@@ -107,6 +121,9 @@ func (s *session) openDevice(m *wire.Open) (_ wire.Message, fd int, err error) {
 	}
 	sizes, err := ringSizes(m, g.Settings.MaxRingSize)
 	if err != nil {
+		return nil, -1, err
+	}
+	if err := s.checkPool(g); err != nil {
 		return nil, -1, err
 	}
 	socket, err := s.bind(g, sizes)
@@ -125,7 +142,7 @@ func (s *session) openDevice(m *wire.Open) (_ wire.Message, fd int, err error) {
 		return nil, -1, errors.Join(err, handed.Close(), socket.Close())
 	}
 	s.open[device] = g.Epoch
-	s.log.Info("socket opened", "device", device, "zeroCopy", record.ZeroCopy, "busyPollObstacle", opened.Text)
+	s.endpoint.log.Debug("socket opened", "device", device, "zeroCopy", record.ZeroCopy, "busyPollObstacle", opened.Text)
 	return opened, handed.FD(), nil
 }
 
@@ -135,12 +152,38 @@ func ringSizes(m *wire.Open, limit uint32) (xsk.RingSizes, error) {
 		return sizes, wire.Errorf(wire.CodeLimit, "a ring of %d entries is larger than the pool's limit of %d", largest, limit)
 	}
 	if err := sizes.Validate(); err != nil {
-		return sizes, wire.Errorf(wire.CodeMalformed, "OPEN: %v", err)
+		return sizes, wire.Errorf(wire.CodeInvalid, "OPEN: %v", err)
 	}
 	if sizes.Fill == 0 {
-		return sizes, wire.Errorf(wire.CodeMalformed, "OPEN: fill and completion ring size: 0; a device's socket needs both")
+		return sizes, wire.Errorf(wire.CodeInvalid, "OPEN: fill and completion ring size: 0; a device's socket needs both")
 	}
 	return sizes, nil
+}
+
+// checkPool refuses a device whose pool does not go with the connection's UMEM. Sockets on one UMEM are all bound with
+// the flags of the first, whatever their pools say; so these must say the same, or what the client is told of its
+// socket, and how the NIC's program runs, would not be true.
+func (s *session) checkPool(g lease.Grant) error {
+	switch own := g.Settings; {
+	case own.ZeroCopy == lease.ZeroCopyRequire && !s.zeroCopy:
+		return wire.Errorf(wire.CodeUnsupported, "pool %s requires zero-copy, but the sockets of this UMEM are in copy mode: the client "+
+			"asked for that, or not all devices of the pod can", own.Pool)
+	case own.ZeroCopy == lease.ZeroCopyNever && s.zeroCopy:
+		return wire.Errorf(wire.CodeUnsupported, "pool %s has zeroCopy: never, but the sockets of this UMEM are zero-copy", own.Pool)
+	}
+	if s.first != nil {
+		return nil
+	}
+	for _, l := range s.leases.Leases() {
+		if l.Socket == nil || l.Socket.Group != s.group || l.NetnsCookie != s.cookie {
+			continue
+		}
+		if other := l.Settings; other.NeedWakeup != g.Settings.NeedWakeup || other.MultiBuffer != g.Settings.MultiBuffer {
+			return wire.Errorf(wire.CodeUnsupported, "pools %s and %s differ in needWakeup or multiBuffer, so their devices cannot share "+
+				"a UMEM", other.Pool, g.Settings.Pool)
+		}
+	}
+	return nil
 }
 
 // bind makes a bound socket. The first on a UMEM is the one that it was registered with; if that one cannot be bound,
@@ -160,7 +203,7 @@ func (s *session) bind(g lease.Grant, sizes xsk.RingSizes) (_ *xsk.Socket, err e
 		}()
 	} else {
 		if c.Shared, err = s.leases.Share(s.group, s.cookie); err != nil {
-			return nil, wire.Errorf(wire.CodeState, "%v", err)
+			return nil, wire.Errorf(wire.CodeNoUMEM, "%v", err)
 		}
 		defer func() { err = errors.Join(err, c.Shared.Close()) }()
 		if socket, err = xsk.NewSocket(); err != nil {
@@ -189,73 +232,6 @@ func bindPatiently(socket *xsk.Socket, c xsk.BindConfig) error {
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
 			return err
 		}
-	}
-}
-
-// negotiate sets the busy-poll options and describes the socket as it is.
-func (s *session) negotiate(m *wire.Open, g lease.Grant, socket *xsk.Socket) (*wire.Opened, lease.Socket, error) {
-	cookie, err := socket.Cookie()
-	if err != nil {
-		return nil, lease.Socket{}, err
-	}
-	zeroCopy, err := socket.IsZeroCopy()
-	if err != nil {
-		return nil, lease.Socket{}, err
-	}
-	o := &wire.Opened{Socket: wire.Socket{
-		Device: m.Device, Fill: m.Fill, Completion: m.Completion, RX: m.RX, TX: m.TX, Cookie: cookie, Epoch: g.Epoch,
-		QueueNAPI:     g.Tuning.RXNAPI,
-		DeferHardIRQs: g.Tuning.DeferHardIRQs, GROFlushTimeout: uint64(g.Tuning.GROFlushTimeout),
-	}}
-	for flag, set := range map[wire.SocketFlags]bool{
-		wire.SocketZeroCopy: zeroCopy, wire.SocketNeedWakeup: g.Settings.NeedWakeup, wire.SocketMultiBuffer: g.Settings.MultiBuffer,
-		wire.SocketDeferral: g.Tuning.Deferral, wire.SocketNAPIKnown: g.Tuning.NAPIKnown,
-		wire.SocketSeparateNAPI: g.Tuning.RXNAPI != 0 && g.Tuning.TXNAPI != 0 && g.Tuning.RXNAPI != g.Tuning.TXNAPI,
-	} {
-		if set {
-			o.Flags |= flag
-		}
-	}
-	o.Text = s.setBusyPoll(o, m, g, socket)
-	return o, lease.Socket{Cookie: cookie, Group: s.group, ZeroCopy: zeroCopy}, nil
-}
-
-// setBusyPoll sets the socket's options for busy polling and returns why it cannot work, if so.
-func (s *session) setBusyPoll(o *wire.Opened, m *wire.Open, g lease.Grant, socket *xsk.Socket) string {
-	switch {
-	case g.Settings.BusyPollBudget == 0:
-		return fmt.Sprintf("busy polling is off in pool %s", g.Settings.Pool)
-	case m.Flags&wire.OpenNoBusyPoll != 0:
-		return "the client asked for no busy polling"
-	}
-	options := busypoll.Options{Budget: g.Settings.BusyPollBudget, Timeout: g.Settings.BusyPollTimeout}
-	if err := busypoll.Enable(socket.FD(), options); err != nil {
-		return err.Error()
-	}
-	o.Flags |= wire.SocketBusyPoll
-	o.BusyPollBudget, o.BusyPollTimeout = uint32(options.Budget), uint32(options.Timeout.Microseconds())
-	state, err := busypoll.Read(socket.FD())
-	if err != nil {
-		return err.Error()
-	}
-	o.NAPI = state.NAPI
-	facts := busypoll.Facts{ZeroCopy: o.Flags&wire.SocketZeroCopy != 0}
-	if g.Tuning.NAPIKnown {
-		facts.QueueNAPI = &g.Tuning.RXNAPI
-	}
-	if g.Tuning.Deferral {
-		facts.Deferral = &busypoll.Deferral{HardIRQs: int(g.Tuning.DeferHardIRQs), GROFlushTimeout: g.Tuning.GROFlushTimeout}
-	}
-	if status := busypoll.Assess(state, facts); !status.Active {
-		return status.Reason
-	}
-	return ""
-}
-
-func (s *session) dropFirst() {
-	if s.first != nil {
-		_ = s.first.Close()
-		s.first = nil
 	}
 }
 

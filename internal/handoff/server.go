@@ -4,15 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/afxdp-project/afxdp/internal/lease"
 	"github.com/afxdp-project/afxdp/internal/wire"
@@ -21,13 +17,16 @@ import (
 // SocketName is the name of the listening socket in an allocation's directory.
 const SocketName = "afxdp.sock"
 
+// DefaultMaxConnections is how many connections an allocation may have at the same time.
+const DefaultMaxConnections = 8
+
 // Allocation is what one listening socket serves.
 type Allocation struct {
 	ID             string
 	Dir            string // exists; holds the listening socket
 	Pool           string
 	Devices        []string
-	MaxConnections int // at the same time
+	MaxConnections int // at the same time; 0: DefaultMaxConnections
 }
 
 // Server serves the sockets of allocations.
@@ -36,60 +35,88 @@ type Server struct {
 	log    *slog.Logger
 
 	mu        sync.Mutex
-	listeners map[string]*listener // by allocation id
-	sessions  sync.WaitGroup
+	closed    bool
+	endpoints map[string]*endpoint // by allocation id
+	// running are the goroutines. While an endpoint is there, so is its accept loop: none is added after the last one.
+	running sync.WaitGroup
 }
 
 // NewServer returns a Server without allocations.
 func NewServer(leases *lease.Manager, log *slog.Logger) *Server {
-	return &Server{leases: leases, log: log, listeners: make(map[string]*listener)}
+	return &Server{leases: leases, log: log, endpoints: make(map[string]*endpoint)}
 }
 
-// Serve has an allocation's socket listen before it returns. It can be repeated; a socket that has vanished is made
-// again, in the directory as it is: the pod's mount of it must not go dead.
+// Serve has an allocation's socket listen before it returns. It can be repeated, also with other limits, which hold for
+// new connections; a socket that has vanished is made again, in the directory as it is: the pod's mount of it must not
+// go dead.
 func (s *Server) Serve(a Allocation) error {
+	if a.MaxConnections == 0 {
+		a.MaxConnections = DefaultMaxConnections
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		return fmt.Errorf("serve allocation %s: %w", a.ID, net.ErrClosed)
+	}
 	path := filepath.Join(a.Dir, SocketName)
-	old := s.listeners[a.ID]
-	if old != nil && old.isAt(path) {
+	e := s.endpoints[a.ID]
+	if e != nil && e.socket.isAt(path) {
+		e.change(a)
 		return nil
 	}
-	l, err := listen(a, path)
+	socket, err := listen(path)
 	if err != nil {
 		return fmt.Errorf("serve allocation %s: %w", a.ID, err)
 	}
-	if old != nil {
-		_ = old.unix.Close()
+	if e == nil {
+		e = &endpoint{connections: make(map[*wire.Conn]struct{}), log: s.log.With("allocation", a.ID, "pool", a.Pool)}
+		s.endpoints[a.ID] = e
+	} else {
+		s.closeSoon(e.socket)
 	}
-	s.listeners[a.ID] = l
-	s.sessions.Go(func() { s.accept(l) })
+	e.socket = socket
+	e.change(a)
+	s.running.Go(func() { s.accept(e, socket) })
 	return nil
 }
 
 // Stop closes an allocation's socket and its connections.
 func (s *Server) Stop(id string) {
 	s.mu.Lock()
-	l := s.listeners[id]
-	delete(s.listeners, id)
-	s.mu.Unlock()
-	if l != nil {
-		l.close()
+	defer s.mu.Unlock()
+	s.stop(id)
+}
+
+func (s *Server) stop(id string) {
+	e := s.endpoints[id]
+	if e == nil {
+		return
 	}
+	delete(s.endpoints, id)
+	s.closeSoon(e.socket)
+	for _, c := range e.close() {
+		s.closeSoon(c)
+	}
+}
+
+// closeSoon closes what pods have sent to. A pod's descriptors that nobody has received yet are closed along with it,
+// which may block for as long as the pod likes.
+func (s *Server) closeSoon(c interface{ Close() error }) {
+	s.running.Go(func() { _ = c.Close() })
 }
 
 // Close closes all listening sockets and connections, and waits, until ctx is done, for their ends. The pods' sockets
 // live on. Listening sockets stay in their directories, dead, until the next agent replaces them.
 func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
-	for id, l := range s.listeners {
-		l.close()
-		delete(s.listeners, id)
+	s.closed = true
+	for id := range s.endpoints {
+		s.stop(id)
 	}
 	s.mu.Unlock()
 	done := make(chan struct{})
 	go func() {
-		s.sessions.Wait()
+		s.running.Wait()
 		close(done)
 	}()
 	select {
@@ -100,76 +127,67 @@ func (s *Server) Close(ctx context.Context) error {
 	}
 }
 
-// listener is an allocation's socket with its connections.
-type listener struct {
-	allocation Allocation
-	unix       *net.UnixListener
-	dev, ino   uint64 // of the socket's file
+// endpoint is an allocation with its connections.
+type endpoint struct {
+	socket *socket // the listening one; the Server's mutex guards it
+	log    *slog.Logger
+	quiet  limiter
 
 	mu          sync.Mutex
+	allocation  Allocation
 	closed      bool
 	connections map[*wire.Conn]struct{}
 }
 
-// listen makes a listening socket that every uid may connect to. It appears under its name by a rename, so that one left
-// by an earlier agent is replaced in one step.
-func listen(a Allocation, path string) (*listener, error) {
-	if err := wire.CheckPath(path + ".new"); err != nil {
-		return nil, err
-	}
-	temp := path + ".new"
-	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	u, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: temp, Net: "unixpacket"})
-	if err != nil {
-		return nil, err
-	}
-	u.SetUnlinkOnClose(false)
-	var st unix.Stat_t
-	err = errors.Join(os.Chmod(temp, 0o666), os.Rename(temp, path), unix.Stat(path, &st))
-	if err != nil {
-		return nil, errors.Join(err, u.Close())
-	}
-	return &listener{allocation: a, unix: u, dev: st.Dev, ino: st.Ino, connections: make(map[*wire.Conn]struct{})}, nil
+func (e *endpoint) change(a Allocation) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.allocation = a
 }
 
-func (l *listener) isAt(path string) bool {
-	var st unix.Stat_t
-	return unix.Stat(path, &st) == nil && st.Dev == l.dev && st.Ino == l.ino
-}
-
-func (l *listener) close() {
-	_ = l.unix.Close()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = true
-	for c := range l.connections {
-		_ = c.Close()
+// close has no further connection taken and returns those that are to be closed.
+func (e *endpoint) close() []*wire.Conn {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.closed = true
+	var conns []*wire.Conn
+	for c := range e.connections {
+		conns = append(conns, c)
 	}
+	return conns
 }
 
 // add counts a connection in, unless there are too many.
-func (l *listener) add(c *wire.Conn) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return net.ErrClosed
+func (e *endpoint) add(c *wire.Conn) (Allocation, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return Allocation{}, net.ErrClosed
 	}
-	if n := len(l.connections); n >= l.allocation.MaxConnections {
-		return wire.Errorf(wire.CodeLimit, "the allocation has %d connections already, which is the pool's limit", n)
+	if n := len(e.connections); n >= e.allocation.MaxConnections {
+		return Allocation{}, wire.Errorf(wire.CodeLimit, "the allocation has %d connections already, which is the pool's limit", n)
 	}
-	l.connections[c] = struct{}{}
-	return nil
+	e.connections[c] = struct{}{}
+	return e.allocation, nil
 }
 
-func (l *listener) remove(c *wire.Conn) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.connections, c)
+func (e *endpoint) remove(c *wire.Conn) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.connections, c)
 }
 
-func (s *Server) accept(l *listener) {
+// warn logs what a pod can cause as often as it likes, but not as often as that.
+func (e *endpoint) warn(message string, args ...any) {
+	if suppressed, ok := e.quiet.allow(time.Now()); ok {
+		if suppressed > 0 {
+			args = append(args, "suppressed", suppressed)
+		}
+		e.log.Warn(message, args...)
+	}
+}
+
+func (s *Server) accept(e *endpoint, l *socket) {
 	for {
 		u, err := l.unix.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -177,22 +195,24 @@ func (s *Server) accept(l *listener) {
 		}
 		if err != nil {
 			// Out of descriptors, or a connection that went away: neither is a reason to stop serving.
-			s.log.Warn("accept a pod's connection", "allocation", l.allocation.ID, "error", err)
+			e.warn("accept a pod's connection", "error", err)
 			time.Sleep(50 * time.Millisecond)
 			continue
 		}
 		conn := wire.NewConn(u)
-		if err := l.add(conn); err != nil {
+		allocation, err := e.add(conn)
+		if err != nil {
 			var refused *wire.Error
 			if errors.As(err, &refused) {
 				_ = conn.Send(0, refused, -1, refusalTimeout)
 			}
+			// Closed here, although it may block: in goroutines of their own a pod could make any number of them.
 			_ = conn.Close()
 			continue
 		}
-		s.sessions.Go(func() {
-			defer l.remove(conn)
-			newSession(s, l.allocation, conn).run()
+		s.running.Go(func() {
+			defer e.remove(conn)
+			newSession(s.leases, e, allocation, conn).run()
 		})
 	}
 }

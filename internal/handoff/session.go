@@ -3,7 +3,6 @@ package handoff
 import (
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"sync"
 	"time"
@@ -27,7 +26,7 @@ const (
 // session is one connection. Its goroutine reads requests one after the other; only revoke comes from elsewhere.
 type session struct {
 	leases     *lease.Manager
-	log        *slog.Logger
+	endpoint   *endpoint
 	allocation Allocation
 	conn       *wire.Conn
 	cookie     uint64 // of the peer's network namespace
@@ -37,33 +36,31 @@ type session struct {
 	zeroCopy bool              // of the UMEM
 	open     map[string]uint64 // epoch by device
 
+	last  int // what came with the request that ended the connection, or -1
 	ended sync.Once
 }
 
-func newSession(s *Server, a Allocation, conn *wire.Conn) *session {
-	return &session{
-		leases: s.leases, log: s.log.With("allocation", a.ID, "pool", a.Pool),
-		allocation: a, conn: conn, open: make(map[string]uint64),
-	}
+func newSession(leases *lease.Manager, e *endpoint, a Allocation, conn *wire.Conn) *session {
+	return &session{leases: leases, endpoint: e, allocation: a, conn: conn, open: make(map[string]uint64), last: -1}
 }
 
 // run serves the connection until it ends.
 func (s *session) run() {
 	err := s.serve()
-	// The connection goes first: what follows may block on a hostile descriptor.
-	_ = s.conn.Close()
+	// Devices are given up first: what follows may block on a hostile descriptor.
 	for device, epoch := range s.open {
 		s.leases.Closed(device, epoch, false)
 	}
-	s.dropFirst()
-	var broken *wire.ProtocolError
-	if errors.As(err, &broken) {
-		for _, fd := range broken.Unexpected {
-			_ = unix.Close(fd)
-		}
+	if s.first != nil {
+		_ = s.first.Close()
+	}
+	_ = s.conn.Close()
+	wire.CloseUnexpected(err)
+	if s.last >= 0 {
+		_ = unix.Close(s.last)
 	}
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-		s.log.Warn("pod's connection ended", "netnsCookie", s.cookie, "error", err)
+		s.endpoint.warn("pod's connection ended", "netnsCookie", s.cookie, "error", err)
 	}
 }
 
@@ -76,19 +73,7 @@ func (s *session) serve() (err error) {
 	if err != nil {
 		return err
 	}
-	hello, ok := r.Message.(*wire.Hello)
-	if !ok {
-		return s.refuse(r, wire.Errorf(wire.CodeMalformed, "%s came before HELLO", r.Message.Type()))
-	}
-	if hello.MinVersion > wire.Version || hello.MaxVersion < wire.Version {
-		return s.refuse(r, wire.Errorf(wire.CodeVersion, "the agent speaks version %d, the client versions %d to %d",
-			wire.Version, hello.MinVersion, hello.MaxVersion))
-	}
-	welcome, err := s.welcome()
-	if err != nil {
-		return s.refuse(r, err)
-	}
-	if err := s.send(r.ID, welcome, -1); err != nil {
+	if err := s.handle(r, s.hello); err != nil {
 		return err
 	}
 	for {
@@ -96,7 +81,7 @@ func (s *session) serve() (err error) {
 		if err != nil {
 			return err
 		}
-		if err := s.handle(r); err != nil {
+		if err := s.handle(r, s.answer); err != nil {
 			return err
 		}
 	}
@@ -106,27 +91,62 @@ func (s *session) serve() (err error) {
 func (s *session) receive(deadline time.Time) (wire.Received, error) {
 	r, err := s.conn.Recv(deadline)
 	var broken *wire.ProtocolError
-	if errors.As(err, &broken) {
+	switch {
+	case errors.As(err, &broken):
 		_ = s.conn.Send(broken.ID, wire.Errorf(wire.CodeMalformed, "%s", broken.Reason), -1, sendTimeout)
+	case wire.IsTimeout(err):
+		_ = s.conn.Send(0, wire.Errorf(wire.CodeMalformed, "no HELLO came within %v", helloTimeout), -1, sendTimeout)
 	}
 	return r, err
 }
 
-// handle answers one request. An error ends the connection.
-func (s *session) handle(r wire.Received) error {
-	answer, fd, err := s.answer(r)
-	if err == nil {
-		err = s.send(r.ID, answer, fd)
+// fatal is an error that ends the connection once it is sent.
+type fatal struct{ error }
+
+func (f fatal) Unwrap() error { return f.error }
+
+func malformed(format string, args ...any) error {
+	return fatal{wire.Errorf(wire.CodeMalformed, format, args...)}
+}
+
+// handle answers one request with what answer returns. An error ends the connection.
+func (s *session) handle(r wire.Received, answer func(wire.Received) (wire.Message, int, error)) error {
+	m, fd, err := answer(r)
+	if err != nil {
+		var end fatal
+		if serr := s.send(r.ID, toWire(err), -1); serr != nil || !errors.As(err, &end) {
+			err = serr
+		}
 	} else {
-		err = s.send(r.ID, toWire(err), -1)
+		err = s.send(r.ID, m, fd)
 	}
 	if fd >= 0 {
 		_ = unix.Close(fd)
 	}
-	if r.FD >= 0 {
+	switch {
+	case err != nil:
+		s.last = r.FD
+	case r.FD >= 0:
 		_ = unix.Close(r.FD) // may block; the answer is on its way
 	}
 	return err
+}
+
+// hello answers the first request. Its errors end the connection.
+func (s *session) hello(r wire.Received) (wire.Message, int, error) {
+	hello, ok := r.Message.(*wire.Hello)
+	if !ok {
+		return nil, -1, malformed("%s came before HELLO", r.Message.Type())
+	}
+	if hello.MinVersion > wire.Version || hello.MaxVersion < wire.Version {
+		return nil, -1, fatal{wire.Errorf(wire.CodeVersion, "the agent speaks version %d, the client versions %d to %d",
+			wire.Version, hello.MinVersion, hello.MaxVersion)}
+	}
+	welcome, err := s.welcome()
+	if err != nil {
+		return nil, -1, fatal{err}
+	}
+	return welcome, -1, nil
 }
 
 // answer returns the answer to one request, with the descriptor that it carries or -1. The caller closes that and what
@@ -155,21 +175,11 @@ func (s *session) answer(r wire.Received) (wire.Message, int, error) {
 		}
 		return &wire.Closed{Device: m.Device}, -1, nil
 	}
-	return nil, -1, wire.Errorf(wire.CodeMalformed, "%s is no request, or came twice", r.Message.Type())
+	return nil, -1, malformed("%s is no request, or came twice", r.Message.Type())
 }
 
 func (s *session) send(id uint32, m wire.Message, fd int) error {
 	return s.conn.Send(id, m, fd, sendTimeout)
-}
-
-// refuse answers with an error, and ends the connection by returning it.
-func (s *session) refuse(r wire.Received, err error) error {
-	_ = s.send(r.ID, toWire(err), -1)
-	if r.FD >= 0 {
-		_ = s.conn.Close()
-		_ = unix.Close(r.FD)
-	}
-	return err
 }
 
 // revoke tells the pod that a lease has ended and ends the connection.

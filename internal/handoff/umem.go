@@ -13,34 +13,51 @@ import (
 
 // registerUMEM checks the pod's memfd, registers it as the UMEM of a new AF_XDP socket and returns that. fd stays the
 // caller's, to close at once: the kernel keeps the pages.
-func registerUMEM(fd int, m *wire.UMEM, maxBytes uint64, maxFrames uint32) (_ *xsk.Socket, err error) {
+func registerUMEM(fd int, m *wire.UMEM, maxBytes uint64, maxFrames uint32) (*xsk.Socket, error) {
 	config, err := checkUMEM(fd, m, maxBytes, maxFrames)
 	if err != nil {
 		return nil, err
 	}
-	mem, err := unix.Mmap(fd, 0, int(m.Length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	// Without MAP_NORESERVE the huge pages that the memfd lacks would be reserved, on the agent's account, from what the
+	// whole node has.
+	mem, err := unix.Mmap(fd, 0, int(m.Length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if err != nil {
-		return nil, wire.Errorf(wire.CodeUMEM, "map the memfd: %v", err)
+		return nil, wire.Errorf(wire.CodeInvalid, "map the memfd: %v", err)
 	}
-	defer func() { err = errors.Join(err, unix.Munmap(mem)) }()
+	s, err := registerMapped(mem, config)
+	if uerr := unix.Munmap(mem); uerr != nil && err == nil {
+		return nil, errors.Join(fmt.Errorf("unmap the memfd: %w", uerr), s.Close())
+	}
+	return s, err
+}
+
+func registerMapped(mem []byte, config xsk.UMEMConfig) (*xsk.Socket, error) {
 	// A page that is missing must not be made here, where it would be charged to the agent instead of the pod.
 	guard, err := forbidMissingPages(mem)
 	if err != nil {
 		return nil, wire.Errorf(wire.CodeInternal, "guard the memfd against missing pages: %v", err)
 	}
-	defer func() { err = errors.Join(err, unix.Close(guard)) }()
+	defer func() { _ = unix.Close(guard) }()
 	s, err := xsk.NewSocket()
 	if err != nil {
 		return nil, wire.Errorf(wire.CodeInternal, "%v", err)
 	}
 	if err := s.RegisterUMEM(mem, config); err != nil {
-		code := wire.CodeUnsupported
-		if errors.Is(err, unix.EFAULT) {
-			code = wire.CodeUMEM
-		}
-		return nil, errors.Join(wire.Errorf(code, "%v", err), s.Close())
+		return nil, errors.Join(refusedUMEM(err), s.Close())
 	}
 	return s, nil
+}
+
+// refusedUMEM tells what the kernel's refusal means. Of a missing page it says ENOMEM when there were others before it.
+func refusedUMEM(err error) error {
+	switch {
+	case errors.Is(err, unix.EFAULT), errors.Is(err, unix.ENOMEM):
+		return wire.Errorf(wire.CodeInvalid, "UMEM: not all pages of the memfd are present: allocate them (fallocate) before the memfd "+
+			"is sent, and punch no holes (%v)", err)
+	case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EPERM):
+		return wire.Errorf(wire.CodeInternal, "%v", err)
+	}
+	return wire.Errorf(wire.CodeUnsupported, "%v", err)
 }
 
 // checkUMEM checks the memfd against its description and the limits. The seals are looked at first: only memfds and
@@ -48,7 +65,7 @@ func registerUMEM(fd int, m *wire.UMEM, maxBytes uint64, maxFrames uint32) (_ *x
 func checkUMEM(fd int, m *wire.UMEM, maxBytes uint64, maxFrames uint32) (xsk.UMEMConfig, error) {
 	var c xsk.UMEMConfig
 	bad := func(format string, args ...any) (xsk.UMEMConfig, error) {
-		return c, wire.Errorf(wire.CodeUMEM, "UMEM: "+format, args...)
+		return c, wire.Errorf(wire.CodeInvalid, "UMEM: "+format, args...)
 	}
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
@@ -77,16 +94,17 @@ func checkUMEM(fd int, m *wire.UMEM, maxBytes uint64, maxFrames uint32) (xsk.UME
 	if m.FrameSize < xsk.MinFrameSize || uint64(m.FrameSize) > page {
 		return bad("frame size %d is out of range: %d to %d", m.FrameSize, xsk.MinFrameSize, page)
 	}
-	// As many frames as never cross a page; with huge pages the client may lay more, which is no concern of ours.
-	frames := m.Length / page * (page / uint64(m.FrameSize))
-	if frames > uint64(maxFrames) {
+	// The kernel keeps a buffer of its own for each.
+	if frames := m.Length / uint64(m.FrameSize); frames > uint64(maxFrames) {
 		return c, wire.Errorf(wire.CodeLimit, "UMEM: %d frames are more than the pool's limit of %d", frames, maxFrames)
 	}
+	// As many as never cross a page; with huge pages the client may lay more, which is no concern of ours.
+	frames := m.Length / page * (page / uint64(m.FrameSize))
 	c = xsk.UMEMConfig{
 		Frames: uint32(frames), FrameSize: m.FrameSize, Headroom: m.Headroom, Unaligned: m.Flags&wire.UMEMUnaligned != 0,
 	}
 	if err := c.Validate(); err != nil {
-		return bad("%v", fmt.Errorf("%w", err))
+		return bad("%v", err)
 	}
 	return c, nil
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,7 +14,7 @@ import (
 // MaxPath is the longest path of a Unix socket, in bytes (sun_path less its final NUL).
 const MaxPath = 107
 
-// Conn sends and receives messages. One goroutine may receive while another sends.
+// Conn sends and receives messages. One goroutine may receive while any number send.
 type Conn struct{ unix *net.UnixConn }
 
 // Dial connects to the socket at path.
@@ -91,12 +90,20 @@ type Received struct {
 type ProtocolError struct {
 	ID     uint32
 	Reason string
-	// Unexpected are descriptors that came with it. The caller closes them, after all else that it has to do: closing a
-	// hostile descriptor may block.
-	Unexpected []int
+	// Unexpected is a descriptor that came with it, or -1. The caller closes it, after all else that it has to do: closing
+	// a hostile descriptor may block.
+	Unexpected int
 }
 
 func (e *ProtocolError) Error() string { return "protocol error: " + e.Reason }
+
+// CloseUnexpected closes the descriptor that came with a message for which Recv returned err, if one did.
+func CloseUnexpected(err error) {
+	var broken *ProtocolError
+	if errors.As(err, &broken) && broken.Unexpected >= 0 {
+		_ = unix.Close(broken.Unexpected)
+	}
+}
 
 // Recv receives one message. A zero deadline waits for ever; io.EOF says that the peer closed the connection.
 //
@@ -110,56 +117,50 @@ func (c *Conn) Recv(deadline time.Time) (Received, error) {
 	// CMSG_LEN, not CMSG_SPACE, whose padding has room for a second descriptor.
 	oob := make([]byte, unix.CmsgLen(4))
 	n, oobn, flags, _, err := c.unix.ReadMsgUnix(b, oob)
-	fds := parseFDs(oob[:oobn])
-	if err == nil && n == 0 {
-		err = io.EOF
-	}
-	if err != nil {
-		// An empty packet looks like the end, but can carry descriptors.
-		if len(fds) > 0 {
-			return Received{}, &ProtocolError{Reason: "empty message", Unexpected: fds}
-		}
-		if errors.Is(err, syscall.ECONNRESET) {
-			err = io.EOF
-		}
-		return Received{}, err
-	}
-	id, m, derr := Decode(b[:n])
-	bad := func(format string, args ...any) (Received, error) {
-		return Received{}, &ProtocolError{ID: id, Reason: fmt.Sprintf(format, args...), Unexpected: fds}
+	if errors.Is(err, unix.ECONNRESET) {
+		// The peer closed the connection before it read all that we sent. This is told first and once; what it sent
+		// before, such as the reason, is still to be read.
+		n, oobn, flags, _, err = c.unix.ReadMsgUnix(b, oob)
 	}
 	switch {
+	case errors.Is(err, io.EOF) && oobn == 0 && flags&unix.MSG_CTRUNC == 0, errors.Is(err, unix.ECONNRESET):
+		return Received{}, io.EOF
+	case err != nil && !errors.Is(err, io.EOF):
+		return Received{}, err
+	}
+	fd := parseFD(oob[:oobn])
+	id, m, derr := Decode(b[:n])
+	bad := func(format string, args ...any) (Received, error) {
+		return Received{}, &ProtocolError{ID: id, Reason: fmt.Sprintf(format, args...), Unexpected: fd}
+	}
+	switch {
+	case n == 0:
+		return bad("empty message") // which looks like the end, but came with descriptors
 	case flags&unix.MSG_TRUNC != 0:
 		return bad("message is longer than %d bytes", MaxMessage)
 	case flags&unix.MSG_CTRUNC != 0:
-		return bad("more than one descriptor came with the message, or the limit of open files is reached")
+		return bad("more than one descriptor came with the message, or the receiver's limit of open files is reached")
 	case derr != nil:
 		return bad("%v", derr)
-	case len(fds) > 1, len(fds) == 1 && !m.Type().carriesFD():
-		return bad("%s came with a descriptor too many", m.Type())
-	case len(fds) == 0 && m.Type().carriesFD():
+	case fd >= 0 && !m.Type().carriesFD():
+		return bad("%s came with a descriptor", m.Type())
+	case fd < 0 && m.Type().carriesFD():
 		return bad("%s came without its descriptor", m.Type())
 	}
-	r := Received{ID: id, Message: m, FD: -1}
-	if len(fds) == 1 {
-		r.FD = fds[0]
-	}
-	return r, nil
+	return Received{ID: id, Message: m, FD: fd}, nil
 }
 
-// parseFDs returns all descriptors in a control message, whatever else is in it.
-func parseFDs(oob []byte) []int {
-	var fds []int
+// parseFD returns the descriptor in a control message that has room for one, or -1.
+func parseFD(oob []byte) int {
 	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil
+	if err != nil || len(messages) != 1 {
+		return -1
 	}
-	for i := range messages {
-		if got, err := unix.ParseUnixRights(&messages[i]); err == nil {
-			fds = append(fds, got...)
-		}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		return -1
 	}
-	return fds
+	return fds[0]
 }
 
 // IsTimeout reports whether err is a deadline that passed.

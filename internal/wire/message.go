@@ -46,14 +46,15 @@ const (
 	TypeError   Type = 0
 )
 
+var typeNames = [...]string{
+	TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeUMEM: "UMEM", TypeUMEMOK: "UMEM_OK", TypeOpen: "OPEN",
+	TypeOpened: "OPENED", TypeResume: "RESUME", TypeResumed: "RESUMED", TypeJoin: "JOIN", TypeJoined: "JOINED",
+	TypeClose: "CLOSE", TypeClosed: "CLOSED", TypeError: "ERROR",
+}
+
 func (t Type) String() string {
-	names := map[Type]string{
-		TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeUMEM: "UMEM", TypeUMEMOK: "UMEM_OK", TypeOpen: "OPEN", TypeOpened: "OPENED",
-		TypeResume: "RESUME", TypeResumed: "RESUMED", TypeJoin: "JOIN", TypeJoined: "JOINED", TypeClose: "CLOSE", TypeClosed: "CLOSED",
-		TypeError: "ERROR",
-	}
-	if s, ok := names[t]; ok {
-		return s
+	if int(t) < len(typeNames) {
+		return typeNames[t]
 	}
 	return fmt.Sprintf("type %d", uint16(t))
 }
@@ -101,7 +102,7 @@ func Decode(b []byte) (id uint32, m Message, err error) {
 	switch {
 	case h.Magic != magic:
 		return 0, nil, fmt.Errorf("message does not begin with %q", magic[:])
-	case int(h.Length) != len(b):
+	case uint64(h.Length) != uint64(len(b)):
 		return h.ID, nil, fmt.Errorf("message says that it has %d bytes, %d came", h.Length, len(b))
 	case h.Version != Version && h.Type != TypeHello && h.Type != TypeError:
 		// HELLO and ERROR keep their form in every version, so that two versions can tell each other.
@@ -197,7 +198,9 @@ func MakeName(s string) (n Name, err error) {
 	return n, nil
 }
 
-func (n Name) String() string {
-	s, _, _ := bytes.Cut(n[:], []byte{0})
+func (n Name) String() string { return cString(n[:]) }
+
+func cString(b []byte) string {
+	s, _, _ := bytes.Cut(b, []byte{0})
 	return string(s)
 }

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 )
@@ -9,7 +10,7 @@ import (
 type Hello struct {
 	MinVersion uint16
 	MaxVersion uint16
-	Flags      uint32 // 0
+	Flags      uint32 // 0; not looked at, so that it may mean something in a later version
 }
 
 // Welcome answers Hello: the chosen version, the limits and the allocation's devices.
@@ -101,6 +102,7 @@ type Socket struct {
 	BusyPollBudget  uint32 // packets
 	BusyPollTimeout uint32 // µs
 	DeferHardIRQs   uint32 // as read back from the queue's NAPI or the device
+	Reserved        uint32 // 0; all 64-bit fields are at a multiple of 8
 	GROFlushTimeout uint64 // ns, as read back
 	Cookie          uint64 // SO_COOKIE
 	Epoch           uint64 // of the lease
@@ -140,7 +142,9 @@ type Resumed struct {
 }
 
 // Join has this connection use the UMEM of a socket that the pod got on another one; that socket comes with it.
-type Join struct{ Reserved uint64 }
+type Join struct {
+	Reserved uint64 // 0
+}
 
 // Joined answers Join.
 type Joined struct {
@@ -163,20 +167,21 @@ type Closed struct {
 // Code says what kind of error it is.
 type Code uint32
 
-// The error codes. After CodeMalformed and CodeVersion, and after an unasked error, the agent closes the connection.
+// The error codes.
 const (
-	CodeMalformed   Code = 1  // the message breaks the protocol
-	CodeVersion     Code = 2  // no common version
+	CodeMalformed   Code = 1  // the message breaks the protocol; the agent closes the connection
+	CodeVersion     Code = 2  // no common version; the agent closes the connection
 	CodeNotLeased   Code = 3  // no lease for this network namespace: before ADD, after DEL, or another pod
-	CodeState       Code = 4  // not now: for example Open before UMEM
+	CodeState       Code = 4  // not as things stand: for example a second UMEM, or the NIC has lost the XDP program
 	CodeLimit       Code = 5  // above a limit of the pool
-	CodeUMEM        Code = 6  // the memfd or its description is not acceptable
+	CodeInvalid     Code = 6  // a ring size, the memfd or its description is not acceptable
 	CodeBusy        Code = 7  // another client or process holds the queue
-	CodeUnsupported Code = 8  // kernel or driver cannot
+	CodeUnsupported Code = 8  // kernel, driver or pool cannot
 	CodeNoDevice    Code = 9  // no such device, or it is gone
 	CodeNotYours    Code = 10 // the socket is not the one that the agent made for this lease
 	CodeInternal    Code = 11 // the agent failed
-	CodeEnded       Code = 12 // the lease ended
+	CodeEnded       Code = 12 // the lease ended; the agent closes the connection
+	CodeNoUMEM      Code = 13 // the connection has no UMEM, or no socket on it is open any more: UMEM or JOIN, then again
 )
 
 // Error answers any request that fails. It is also an error value.
@@ -232,13 +237,13 @@ func (m *UMEM) decode(b []byte) error {
 	if err := decodeFixed(b, m); err != nil {
 		return err
 	}
-	if m.Flags&^umemFlagsKnown != 0 || m.Reserved != 0 {
-		return fmt.Errorf("unknown flags %#x, reserved %#x", m.Flags&^umemFlagsKnown, m.Reserved)
+	if m.Flags&^umemFlagsKnown != 0 {
+		return fmt.Errorf("unknown flags %#x", uint32(m.Flags&^umemFlagsKnown))
 	}
 	if m.Flags&UMEMZeroCopyOff != 0 && m.Flags&UMEMZeroCopyRequire != 0 {
 		return fmt.Errorf("zero-copy cannot be both off and required")
 	}
-	return nil
+	return checkReserved(uint64(m.Reserved))
 }
 
 func (m *Open) decode(b []byte) error {
@@ -246,17 +251,44 @@ func (m *Open) decode(b []byte) error {
 		return err
 	}
 	if m.Flags&^openFlagsKnown != 0 {
-		return fmt.Errorf("unknown flags %#x", m.Flags&^openFlagsKnown)
+		return fmt.Errorf("unknown flags %#x", uint32(m.Flags&^openFlagsKnown))
+	}
+	return nil
+}
+
+func (m *Resume) decode(b []byte) error {
+	if err := decodeFixed(b, m); err != nil {
+		return err
+	}
+	return checkReserved(uint64(m.Reserved))
+}
+
+func (m *Join) decode(b []byte) error {
+	if err := decodeFixed(b, m); err != nil {
+		return err
+	}
+	return checkReserved(m.Reserved)
+}
+
+func (m *Close) decode(b []byte) error {
+	if err := decodeFixed(b, m); err != nil {
+		return err
+	}
+	return checkReserved(uint64(m.Reserved))
+}
+
+// checkReserved is for requests: a later version may give what is reserved a meaning, which must not be passed over. In
+// answers it is not looked at.
+func checkReserved(v uint64) error {
+	if v != 0 {
+		return fmt.Errorf("reserved is %#x, must be 0", v)
 	}
 	return nil
 }
 
 func (m *UMEMOK) decode(b []byte) error  { return decodeFixed(b, m) }
-func (m *Resume) decode(b []byte) error  { return decodeFixed(b, m) }
 func (m *Resumed) decode(b []byte) error { return decodeFixed(b, m) }
-func (m *Join) decode(b []byte) error    { return decodeFixed(b, m) }
 func (m *Joined) decode(b []byte) error  { return decodeFixed(b, m) }
-func (m *Close) decode(b []byte) error   { return decodeFixed(b, m) }
 func (m *Closed) decode(b []byte) error  { return decodeFixed(b, m) }
 
 func (m *Opened) append(b []byte) ([]byte, error) {
@@ -326,15 +358,9 @@ func (m *Welcome) decode(b []byte) error {
 	}
 	m.Version, m.MaxRingSize, m.MaxUMEM = f.Version, f.MaxRingSize, f.MaxUMEM
 	m.Pool = cString(f.Pool[:])
+	if rest := f.Pool[len(m.Pool):]; len(rest) == 0 || len(bytes.Trim(rest, "\x00")) > 0 {
+		return fmt.Errorf("pool name %q is not padded with zero bytes", f.Pool[:])
+	}
 	m.Devices = make([]Device, f.DeviceCount)
 	return decodeFixed(b[n:], m.Devices)
-}
-
-func cString(b []byte) string {
-	for i, c := range b {
-		if c == 0 {
-			return string(b[:i])
-		}
-	}
-	return string(b)
 }

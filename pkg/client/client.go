@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,12 +18,6 @@ import (
 
 // SocketName is the name of the agent's socket in an allocation's directory.
 const SocketName = "afxdp.sock"
-
-const (
-	dialTimeout = 2 * time.Second
-	// answerTimeout covers the second that the agent waits for a queue that is still held, and a NIC's reset.
-	answerTimeout = 30 * time.Second
-)
 
 // Device is a queue that the pod was given.
 type Device struct {
@@ -40,63 +33,46 @@ type Device struct {
 
 // Client is a connection to the agent for one allocation. Its methods may be called from any goroutine.
 type Client struct {
-	path     string
-	pool     string
-	devices  []Device
-	maxUMEM  uint64
-	maxRing  uint32
-	done     chan struct{}
-	resumes  atomic.Uint64
+	path    string
+	pool    string
+	devices []Device
+	maxUMEM uint64
+	maxRing uint32
+
+	life    context.Context // until the client ends
+	done    chan struct{}   // closed when the client ends
+	stopped chan struct{}   // closed when no goroutine of the client is left
+
 	requests sync.Mutex // one request at a time
 
-	mu      sync.Mutex
-	conn    *wire.Conn // nil while there is no connection
-	back    chan struct{}
-	answers chan wire.Received // of the connection
-	lastID  uint32
-	queues  map[int]*Queue // by device index
-	err     error          // why done is closed
-	closed  bool
+	mu          sync.Mutex
+	stop        context.CancelFunc // ends life
+	err         error              // why done is closed
+	closed      bool
+	conn        *wire.Conn    // nil while there is no connection
+	back        chan struct{} // closed when there is one
+	connections uint64        // how many there were
+	pending     *call         // waits for its answer
+	lastID      uint32
+	queues      map[int]*Queue // by device index
+	source      func() error   // has the agent take the UMEM again
 }
 
-// Pools returns the paths that the environment names, by the variable's name without its prefix: AFXDP_FAST is "FAST".
-func Pools() map[string]string {
-	pools := make(map[string]string)
-	for _, kv := range os.Environ() {
-		name, value, _ := strings.Cut(kv, "=")
-		if rest, ok := strings.CutPrefix(name, "AFXDP_"); ok && strings.HasPrefix(value, "/") {
-			pools[rest] = value
-		}
-	}
-	return pools
-}
-
-// DefaultPath returns the path of the one allocation that the environment names, and an error when it names none or
-// several.
-func DefaultPath() (string, error) {
-	pools := Pools()
-	for _, path := range pools {
-		if len(pools) == 1 {
-			return path, nil
-		}
-	}
-	if len(pools) == 0 {
-		return "", errors.New("no AFXDP_<POOL> variable is set: the container has not asked for a resource afxdp.io/<pool>")
-	}
-	return "", fmt.Errorf("%d AFXDP_<POOL> variables are set; choose one", len(pools))
-}
-
-// Connect connects to the agent. path is an allocation's directory, such as /run/afxdp/fast, or the socket in it.
+// Connect connects to the agent. path is an allocation's directory, such as /run/afxdp/fast, or the socket in it. ctx is
+// for connecting only. The caller closes the Client.
 func Connect(ctx context.Context, path string) (*Client, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		path = filepath.Join(path, SocketName)
 	}
-	c := &Client{path: path, done: make(chan struct{}), queues: make(map[int]*Queue), back: make(chan struct{})}
-	conn, welcome, err := c.dial()
+	conn, welcome, err := dial(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the node agent at %s: %w", path, err)
 	}
-	c.pool, c.maxUMEM, c.maxRing = welcome.Pool, welcome.MaxUMEM, welcome.MaxRingSize
+	c := &Client{
+		path: path, pool: welcome.Pool, maxUMEM: welcome.MaxUMEM, maxRing: welcome.MaxRingSize,
+		done: make(chan struct{}), stopped: make(chan struct{}), queues: make(map[int]*Queue), back: make(chan struct{}),
+	}
+	c.life, c.stop = context.WithCancel(context.Background())
 	for i, d := range welcome.Devices {
 		c.devices = append(c.devices, Device{
 			Index: i, Netdev: d.Netdev.String(), Queue: int(d.Queue), NUMANode: int(d.NUMA), MTU: int(d.MTU),
@@ -104,70 +80,44 @@ func Connect(ctx context.Context, path string) (*Client, error) {
 			MultiBuffer: d.Flags&wire.DeviceMultiBuffer != 0,
 		})
 	}
-	c.attach(conn)
+	c.attach(conn, nil)
 	go c.run(conn)
-	return c, ctx.Err()
+	return c, nil
 }
 
 // dial connects and shakes hands.
-func (c *Client) dial() (*wire.Conn, *wire.Welcome, error) {
-	conn, err := wire.Dial(c.path, dialTimeout)
+func dial(ctx context.Context, path string) (_ *wire.Conn, _ *wire.Welcome, err error) {
+	conn, err := wire.Dial(path, dialTimeout)
 	if err != nil {
-		if errors.Is(err, unix.ECONNREFUSED) {
+		switch {
+		case errors.Is(err, unix.ECONNREFUSED):
 			err = fmt.Errorf("%w (the agent is not running)", err)
+		case errors.Is(err, fs.ErrNotExist):
+			err = fmt.Errorf("%w (not the directory of an allocation, or the agent has not run since the node was started)", err)
 		}
 		return nil, nil, err
 	}
-	hello := &wire.Hello{MinVersion: wire.Version, MaxVersion: wire.Version}
-	r, err := exchange(conn, 0, hello, -1)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, conn.Close())
+		}
+	}()
+	r, err := exchange(ctx, conn, 1, &wire.Hello{MinVersion: wire.Version, MaxVersion: wire.Version}, -1)
 	if err != nil {
-		return nil, nil, errors.Join(err, conn.Close())
+		return nil, nil, err
 	}
 	welcome, ok := r.Message.(*wire.Welcome)
 	if !ok {
-		return nil, nil, errors.Join(fmt.Errorf("the agent answered HELLO with %s", r.Message.Type()), conn.Close())
+		return nil, nil, fmt.Errorf("the agent answered HELLO with %s", r.Message.Type())
 	}
 	return conn, welcome, nil
-}
-
-// exchange sends a request and receives its answer, on a connection that nobody else reads.
-func exchange(conn *wire.Conn, id uint32, m wire.Message, fd int) (wire.Received, error) {
-	if err := conn.Send(id, m, fd, answerTimeout); err != nil {
-		// The agent may have said why it closed the connection before it read this.
-		if r, rerr := conn.Recv(time.Now().Add(time.Second)); rerr == nil {
-			return r, asError(r)
-		}
-		return wire.Received{}, err
-	}
-	r, err := conn.Recv(time.Now().Add(answerTimeout))
-	if err != nil {
-		dropUnexpected(err)
-		return wire.Received{}, fmt.Errorf("wait for the answer to %s: %w", m.Type(), err)
-	}
-	return r, asError(r)
-}
-
-func asError(r wire.Received) error {
-	if e, ok := r.Message.(*wire.Error); ok {
-		return fmt.Errorf("the agent refused: %w", e)
-	}
-	return nil
-}
-
-func dropUnexpected(err error) {
-	var broken *wire.ProtocolError
-	if errors.As(err, &broken) {
-		for _, fd := range broken.Unexpected {
-			_ = unix.Close(fd)
-		}
-	}
 }
 
 // Pool returns the pool's name.
 func (c *Client) Pool() string { return c.pool }
 
 // Devices returns the allocation's devices as they stood when the connection was made.
-func (c *Client) Devices() []Device { return append([]Device(nil), c.devices...) }
+func (c *Client) Devices() []Device { return slices.Clone(c.devices) }
 
 // MaxUMEM returns the pool's limit for a UMEM in bytes.
 func (c *Client) MaxUMEM() uint64 { return c.maxUMEM }
@@ -176,7 +126,11 @@ func (c *Client) MaxUMEM() uint64 { return c.maxUMEM }
 func (c *Client) MaxRingSize() uint32 { return c.maxRing }
 
 // Resumes returns how often the connection was lost and everything was resumed on a new one.
-func (c *Client) Resumes() uint64 { return c.resumes.Load() }
+func (c *Client) Resumes() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.connections - 1
+}
 
 // Done is closed when the client ends: by Close, or because the agent ended a lease or did not take back a socket.
 func (c *Client) Done() <-chan struct{} { return c.done }
@@ -188,20 +142,21 @@ func (c *Client) Err() error {
 	return c.err
 }
 
-// Close closes the connection. Queues stay usable until they are closed themselves, but the agent may give the device
-// to another client of the pod.
+// Close closes the connection and waits for the client's goroutine. Queues stay usable until they are closed themselves,
+// but the agent knows nothing of them any more: no other client gets a device before its queue is closed.
 func (c *Client) Close() error {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return nil
+	var err error
+	if !c.closed {
+		c.closed = true
+		c.end(nil)
+		if c.conn != nil {
+			err = c.conn.Close()
+		}
 	}
-	c.closed = true
-	c.end(nil)
-	if c.conn != nil {
-		return c.conn.Close()
-	}
-	return nil
+	c.mu.Unlock()
+	<-c.stopped
+	return err
 }
 
 // end closes Done, once. c.mu is held.
@@ -211,6 +166,7 @@ func (c *Client) end(err error) {
 	default:
 		c.err = err
 		close(c.done)
+		c.stop()
 	}
 }
 
@@ -224,6 +180,13 @@ type UMEMConfig struct {
 // Register makes a UMEM and registers it for the queues that this client opens. The caller closes the UMEM after the
 // queues.
 func (c *Client) Register(config UMEMConfig) (*xsk.UMEM, error) {
+	config.UMEMConfig = config.WithDefaults()
+	if err := config.Validate(); err != nil {
+		return nil, fmt.Errorf("register UMEM: %w", err)
+	}
+	if length := config.Length(); length > c.maxUMEM {
+		return nil, fmt.Errorf("register UMEM: %w", wire.Errorf(wire.CodeLimit, "%d bytes are more than the pool's limit of %d", length, c.maxUMEM))
+	}
 	umem, err := xsk.NewUMEM(config.UMEMConfig)
 	if err != nil {
 		return nil, err
@@ -240,7 +203,8 @@ func (c *Client) Register(config UMEMConfig) (*xsk.UMEM, error) {
 	case xsk.ZeroCopyRequire:
 		m.Flags |= wire.UMEMZeroCopyRequire
 	}
-	if _, err := c.request(m, umem.FD(), wire.TypeUMEMOK); err != nil {
+	err = c.use(func() error { return c.request(query{message: m, fd: umem.FD(), want: wire.TypeUMEMOK}) })
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("register UMEM: %w", err), umem.Close())
 	}
 	return umem, nil
@@ -249,8 +213,39 @@ func (c *Client) Register(config UMEMConfig) (*xsk.UMEM, error) {
 // Join has this client's queues use the UMEM of a queue that another client of the same pod has opened, so that the
 // devices of several pools share it.
 func (c *Client) Join(q *Queue) error {
-	if _, err := c.request(&wire.Join{}, q.Socket.FD(), wire.TypeJoined); err != nil {
+	err := c.use(func() error {
+		fd, err := q.dup()
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(fd) }()
+		return c.request(query{message: &wire.Join{}, fd: fd, want: wire.TypeJoined})
+	})
+	if err != nil {
 		return fmt.Errorf("join the UMEM of %s queue %d: %w", q.Device.Netdev, q.Device.Queue, err)
 	}
 	return nil
+}
+
+// use has the agent take a UMEM, and remembers how: it forgets one on which no socket is open, and with its connection
+// one that no socket was made on.
+func (c *Client) use(source func() error) error {
+	if err := source(); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.source = source
+	return nil
+}
+
+// useAgain repeats the last use that succeeded.
+func (c *Client) useAgain() (repeated bool, err error) {
+	c.mu.Lock()
+	source := c.source
+	c.mu.Unlock()
+	if source == nil {
+		return false, nil
+	}
+	return true, source()
 }

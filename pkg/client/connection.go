@@ -1,9 +1,11 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -11,42 +13,65 @@ import (
 	"github.com/afxdp-project/afxdp/internal/wire"
 )
 
-// How long to wait between attempts to reach an agent that is being restarted.
 const (
+	dialTimeout = 2 * time.Second
+	// answerTimeout covers the second that the agent waits for a queue that is still held, and a NIC's reset.
+	answerTimeout = 30 * time.Second
+
+	// How long to wait between attempts to reach an agent that is being restarted.
 	firstPause = 50 * time.Millisecond
 	maxPause   = 2 * time.Second
 )
 
-// attach makes conn the connection that requests use.
-func (c *Client) attach(conn *wire.Conn) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.conn, c.answers = conn, make(chan wire.Received, 1)
-	close(c.back)
-	if c.closed {
-		_ = conn.Close()
+// run reads the connection, and makes another one when it is lost, until the client ends.
+func (c *Client) run(conn *wire.Conn) {
+	defer close(c.stopped)
+	for conn != nil {
+		c.detach(conn, c.read(conn))
+		conn = c.reconnect()
 	}
 }
 
-// run reads the connection, and makes another one when it is lost, until the client ends.
-func (c *Client) run(conn *wire.Conn) {
-	for {
-		err := c.read(conn)
-		c.mu.Lock()
-		_ = conn.Close()
-		c.conn = nil
-		c.back = make(chan struct{})
-		close(c.answers)
-		var ended *wire.Error
-		if errors.As(err, &ended) {
-			c.end(err)
+// attach makes conn the connection that requests use, unless a queue of resumed has been closed meanwhile: it returns
+// that one then.
+func (c *Client) attach(conn *wire.Conn, resumed []*Queue) *Queue {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, q := range resumed {
+		if c.queues[q.Device.Index] != q {
+			return q
 		}
-		c.mu.Unlock()
-		if conn = c.reconnect(); conn == nil {
-			return
-		}
-		c.attach(conn)
-		c.resumes.Add(1)
+	}
+	c.conn = conn
+	c.connections++
+	close(c.back)
+	if c.closed {
+		_ = conn.Close() // Close came before there was a connection
+	}
+	return nil
+}
+
+// open returns the open queues.
+func (c *Client) open() []*Queue {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.SortedFunc(maps.Values(c.queues), func(a, b *Queue) int { return a.Device.Index - b.Device.Index })
+}
+
+// detach gives up a lost connection.
+func (c *Client) detach(conn *wire.Conn, err error) {
+	wire.CloseUnexpected(err)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_ = conn.Close()
+	c.conn, c.back = nil, make(chan struct{})
+	var ended *wire.Error
+	if errors.As(err, &ended) {
+		c.end(fmt.Errorf("the agent ended the connection: %w", ended))
+	}
+	if c.pending != nil {
+		c.pending.done <- errLost
+		c.pending = nil
 	}
 }
 
@@ -55,20 +80,22 @@ func (c *Client) read(conn *wire.Conn) error {
 	for {
 		r, err := conn.Recv(time.Time{})
 		if err != nil {
-			dropUnexpected(err)
 			return err
 		}
 		if e, ok := r.Message.(*wire.Error); ok && r.ID == 0 {
 			return e
 		}
-		select {
-		case c.answers <- r:
-		default:
-			// Nobody waits for it any more.
-			if r.FD >= 0 {
-				_ = unix.Close(r.FD)
-			}
+		c.mu.Lock()
+		p := c.pending
+		if p == nil || p.id != r.ID {
+			c.mu.Unlock()
+			// An answer that nobody waits for, so what came with it is nobody's.
+			closeFD(r, nil)
+			return fmt.Errorf("%s came unasked", r.Message.Type())
 		}
+		c.pending = nil
+		c.mu.Unlock()
+		p.done <- p.accept(r)
 	}
 }
 
@@ -80,16 +107,12 @@ func (c *Client) reconnect() *wire.Conn {
 			return nil
 		case <-time.After(pause):
 		}
-		conn, _, err := c.dial()
+		conn, err := c.resume()
 		if err == nil {
-			err = c.resume(conn)
-			if err == nil {
-				return conn
-			}
-			_ = conn.Close()
+			return conn
 		}
 		var refused *wire.Error
-		if errors.As(err, &refused) && refused.Code != wire.CodeLimit && refused.Code != wire.CodeBusy {
+		if errors.As(err, &refused) && isFinal(refused.Code) {
 			c.mu.Lock()
 			c.end(fmt.Errorf("resume after the connection was lost: %w", err))
 			c.mu.Unlock()
@@ -98,96 +121,83 @@ func (c *Client) reconnect() *wire.Conn {
 	}
 }
 
-// resume hands all open sockets back to the agent.
-func (c *Client) resume(conn *wire.Conn) error {
-	c.mu.Lock()
-	queues := make([]*Queue, 0, len(c.queues))
-	for _, q := range c.queues {
-		queues = append(queues, q)
+// isFinal reports whether it is of no use to try to resume again.
+func isFinal(code wire.Code) bool {
+	switch code {
+	case wire.CodeLimit, wire.CodeBusy, wire.CodeState, wire.CodeInternal:
+		return false
 	}
-	c.mu.Unlock()
-	for i, q := range queues {
+	return true
+}
+
+// resume connects and hands all open sockets back to the agent.
+func (c *Client) resume() (_ *wire.Conn, err error) {
+	conn, _, err := dial(c.life, c.path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = conn.Close()
+		}
+	}()
+	id := uint32(1)
+	ask := func(m wire.Message, fd int) error {
+		id++
+		_, err := exchange(c.life, conn, id, m, fd)
+		return err
+	}
+	var resumed []*Queue
+	for _, q := range c.open() {
 		fd, err := q.dup()
 		if errors.Is(err, errClosed) {
 			continue
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
-		_, err = exchange(conn, uint32(i+1), &wire.Resume{Device: uint32(q.Device.Index)}, fd)
+		err = ask(&wire.Resume{Device: uint32(q.Device.Index)}, fd)
 		_ = unix.Close(fd)
 		if err != nil {
-			return fmt.Errorf("resume %s queue %d: %w", q.Device.Netdev, q.Device.Queue, err)
+			return nil, fmt.Errorf("resume %s queue %d: %w", q.Device.Netdev, q.Device.Queue, err)
 		}
+		resumed = append(resumed, q)
 	}
-	return nil
-}
-
-// request sends a request and waits for its answer, which must be of type want. While the agent is being restarted it
-// waits for it, as long as for an answer.
-func (c *Client) request(m wire.Message, fd int, want wire.Type) (wire.Received, error) {
-	c.requests.Lock()
-	defer c.requests.Unlock()
-	timeout := time.After(answerTimeout)
 	for {
-		c.mu.Lock()
-		conn, answers, back := c.conn, c.answers, c.back
-		c.lastID = max(c.lastID+1, 1) // 0 is the agent's own
-		id := c.lastID
-		c.mu.Unlock()
-		if conn == nil {
-			select {
-			case <-back:
-				continue
-			case <-c.done:
-				return wire.Received{}, c.endError()
-			case <-timeout:
-				return wire.Received{}, errors.New("the agent is not running")
-			}
+		q := c.attach(conn, resumed)
+		if q == nil {
+			return conn, nil
 		}
-		if err := conn.Send(id, m, fd, answerTimeout); err != nil {
-			return wire.Received{}, err
+		// Closed after it was handed back, when there was no connection to tell the agent by.
+		if err := ask(&wire.Close{Device: uint32(q.Device.Index)}, -1); err != nil {
+			return nil, err
 		}
-		return c.await(m, id, want, answers, timeout)
+		resumed = slices.DeleteFunc(resumed, func(r *Queue) bool { return r == q })
 	}
 }
 
-func (c *Client) await(m wire.Message, id uint32, want wire.Type, answers chan wire.Received, timeout <-chan time.Time) (wire.Received, error) {
-	for {
-		select {
-		case r, ok := <-answers:
-			if !ok {
-				if err := c.Err(); err != nil {
-					return r, err
-				}
-				return r, fmt.Errorf("the connection was lost before %s was answered: %w", m.Type(), io.ErrUnexpectedEOF)
-			}
-			if r.ID != id {
-				// The answer to an earlier request that was given up.
-				if r.FD >= 0 {
-					_ = unix.Close(r.FD)
-				}
-				continue
-			}
-			if err := asError(r); err != nil {
-				return r, err
-			}
-			if r.Message.Type() != want {
-				if r.FD >= 0 {
-					_ = unix.Close(r.FD)
-				}
-				return wire.Received{}, fmt.Errorf("the agent answered %s with %s", m.Type(), r.Message.Type())
-			}
-			return r, nil
-		case <-timeout:
-			return wire.Received{}, fmt.Errorf("the agent did not answer %s within %v", m.Type(), answerTimeout)
-		}
+// exchange sends a request and receives its answer, on a connection that nobody else reads. When ctx ends it closes the
+// connection.
+func exchange(ctx context.Context, conn *wire.Conn, id uint32, m wire.Message, fd int) (wire.Received, error) {
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	serr := conn.Send(id, m, fd, answerTimeout)
+	// Also when sending failed: the agent may have said why it closed the connection.
+	r, err := conn.Recv(time.Now().Add(answerTimeout))
+	if !stop() {
+		closeFD(r, err)
+		return wire.Received{}, ctx.Err()
 	}
+	if err != nil {
+		closeFD(r, err)
+		return wire.Received{}, errors.Join(serr, fmt.Errorf("wait for the answer to %s: %w", m.Type(), err))
+	}
+	return r, refusal(r)
 }
 
-func (c *Client) endError() error {
-	if err := c.Err(); err != nil {
-		return err
+// closeFD closes what came with a message that is not taken.
+func closeFD(r wire.Received, err error) {
+	wire.CloseUnexpected(err)
+	if err == nil && r.FD >= 0 {
+		_ = unix.Close(r.FD)
 	}
-	return errors.New("the client is closed")
 }

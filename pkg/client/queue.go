@@ -80,23 +80,50 @@ func (c *Client) Open(device int, umem *xsk.UMEM, config OpenConfig) (*Queue, er
 	if config.NoBusyPoll {
 		m.Flags |= wire.OpenNoBusyPoll
 	}
-	r, err := c.request(m, -1, wire.TypeOpened)
+	var q *Queue
+	ask := func() error {
+		return c.request(query{message: m, fd: -1, want: wire.TypeOpened, take: func(r wire.Received) (err error) {
+			q, err = c.take(d, umem, r)
+			return err
+		}})
+	}
+	err := ask()
+	var refused *wire.Error
+	if errors.As(err, &refused) && refused.Code == wire.CodeNoUMEM {
+		// For example since a lost connection, or an earlier attempt to open, has taken the UMEM along.
+		if again, uerr := c.useAgain(); uerr != nil {
+			err = uerr
+		} else if again {
+			err = ask()
+		}
+	}
+	if errors.Is(err, errNotTaken) {
+		_ = c.request(query{message: &wire.Close{Device: m.Device}, fd: -1, want: wire.TypeClosed, hurry: true})
+	}
 	if err != nil {
 		return fail(err)
 	}
+	return q, nil
+}
+
+// errNotTaken is what errors.Is finds when the agent has opened a device but the client cannot take it.
+var errNotTaken = errors.New("take the socket")
+
+// take makes a Queue of an answer to OPEN.
+func (c *Client) take(d Device, umem *xsk.UMEM, r wire.Received) (*Queue, error) {
 	opened := r.Message.(*wire.Opened)
 	socket, err := xsk.SocketFromFD(r.FD)
 	if err != nil {
-		return fail(errors.Join(err, unix.Close(r.FD)))
+		return nil, errors.Join(fmt.Errorf("%w: %w", errNotTaken, err), unix.Close(r.FD))
 	}
 	rings, err := socket.Map(xsk.RingSizes{Fill: opened.Fill, Completion: opened.Completion, RX: opened.RX, TX: opened.TX})
 	if err != nil {
-		return fail(errors.Join(err, socket.Close()))
+		return nil, errors.Join(fmt.Errorf("%w: %w", errNotTaken, err), socket.Close())
 	}
 	q := &Queue{Device: d, Socket: socket, Rings: rings, UMEM: umem, Mode: mode(opened), client: c}
 	c.mu.Lock()
-	c.queues[device] = q
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	c.queues[d.Index] = q
 	return q, nil
 }
 
@@ -143,84 +170,8 @@ func (q *Queue) Close() error {
 	c := q.client
 	c.mu.Lock()
 	delete(c.queues, q.Device.Index)
-	connected := c.conn != nil
 	c.mu.Unlock()
-	if connected {
-		// Best effort: without a connection the agent finds out by itself.
-		_, _ = c.request(&wire.Close{Device: uint32(q.Device.Index)}, -1, wire.TypeClosed)
-	}
+	// Without a connection the agent holds nothing of the queue that it would have to be told to drop.
+	_ = c.request(query{message: &wire.Close{Device: uint32(q.Device.Index)}, fd: -1, want: wire.TypeClosed, hurry: true})
 	return err
-}
-
-// AllConfig says how OpenAll opens all devices.
-type AllConfig struct {
-	FramesPerQueue uint32 // 0: as many as the queue's fill and tx ring hold together
-	FrameSize      uint32 // bytes; 0: xsk.UMEMConfig's default
-	Headroom       uint32 // bytes
-	ZeroCopy       xsk.ZeroCopy
-	Open           OpenConfig
-}
-
-// Set is all devices of an allocation, on one shared UMEM.
-type Set struct {
-	UMEM   *xsk.UMEM
-	Queues []*Queue
-	// Frames are the frames of each queue, all free. Queues do not share frames: what a queue sends comes back to it.
-	Frames []*xsk.Frames
-}
-
-// OpenAll makes one UMEM and opens all leased devices on it. On error nothing stays open.
-func (c *Client) OpenAll(config AllConfig) (_ *Set, err error) {
-	var leased []Device
-	for _, d := range c.devices {
-		if d.Leased {
-			leased = append(leased, d)
-		}
-	}
-	perQueue := config.FramesPerQueue
-	if perQueue == 0 {
-		ring := min(DefaultRingSize, c.maxRing)
-		fill, tx := config.Open.Rings.Fill, config.Open.Rings.TX
-		if fill == 0 {
-			fill = ring
-		}
-		if tx == 0 {
-			tx = ring
-		}
-		perQueue = fill + tx
-	}
-	set := &Set{}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, set.Close())
-		}
-	}()
-	set.UMEM, err = c.Register(UMEMConfig{
-		UMEMConfig: xsk.UMEMConfig{Frames: perQueue * uint32(len(leased)), FrameSize: config.FrameSize, Headroom: config.Headroom},
-		ZeroCopy:   config.ZeroCopy,
-	})
-	if err != nil {
-		return nil, err
-	}
-	for i, d := range leased {
-		q, err := c.Open(d.Index, set.UMEM, config.Open)
-		if err != nil {
-			return nil, err
-		}
-		set.Queues = append(set.Queues, q)
-		set.Frames = append(set.Frames, xsk.NewFrames(set.UMEM.Config, uint32(i)*perQueue, perQueue))
-	}
-	return set, nil
-}
-
-// Close closes the queues and the UMEM.
-func (s *Set) Close() error {
-	var errs []error
-	for _, q := range s.Queues {
-		errs = append(errs, q.Close())
-	}
-	if s.UMEM != nil {
-		errs = append(errs, s.UMEM.Close())
-	}
-	return errors.Join(errs...)
 }

@@ -1,0 +1,70 @@
+package handoff
+
+import (
+	"fmt"
+
+	"github.com/afxdp-project/afxdp/internal/lease"
+	"github.com/afxdp-project/afxdp/internal/wire"
+	"github.com/afxdp-project/afxdp/pkg/busypoll"
+	"github.com/afxdp-project/afxdp/pkg/xsk"
+)
+
+// negotiate sets the busy-poll options and describes the socket as it is.
+func (s *session) negotiate(m *wire.Open, g lease.Grant, socket *xsk.Socket) (*wire.Opened, lease.Socket, error) {
+	cookie, err := socket.Cookie()
+	if err != nil {
+		return nil, lease.Socket{}, err
+	}
+	zeroCopy, err := socket.IsZeroCopy()
+	if err != nil {
+		return nil, lease.Socket{}, err
+	}
+	o := &wire.Opened{Socket: wire.Socket{
+		Device: m.Device, Fill: m.Fill, Completion: m.Completion, RX: m.RX, TX: m.TX, Cookie: cookie, Epoch: g.Epoch,
+		QueueNAPI:     g.Tuning.RXNAPI,
+		DeferHardIRQs: g.Tuning.DeferHardIRQs, GROFlushTimeout: uint64(g.Tuning.GROFlushTimeout),
+	}}
+	for flag, set := range map[wire.SocketFlags]bool{
+		wire.SocketZeroCopy: zeroCopy, wire.SocketNeedWakeup: g.Settings.NeedWakeup, wire.SocketMultiBuffer: g.Settings.MultiBuffer,
+		wire.SocketDeferral: g.Tuning.Deferral, wire.SocketNAPIKnown: g.Tuning.NAPIKnown,
+		wire.SocketSeparateNAPI: g.Tuning.RXNAPI != 0 && g.Tuning.TXNAPI != 0 && g.Tuning.RXNAPI != g.Tuning.TXNAPI,
+	} {
+		if set {
+			o.Flags |= flag
+		}
+	}
+	o.Text = s.setBusyPoll(o, m, g, socket)
+	return o, lease.Socket{Cookie: cookie, Group: s.group, ZeroCopy: zeroCopy}, nil
+}
+
+// setBusyPoll sets the socket's options for busy polling and returns why it cannot work, if so.
+func (s *session) setBusyPoll(o *wire.Opened, m *wire.Open, g lease.Grant, socket *xsk.Socket) string {
+	switch {
+	case g.Settings.BusyPollBudget == 0:
+		return fmt.Sprintf("busy polling is off in pool %s", g.Settings.Pool)
+	case m.Flags&wire.OpenNoBusyPoll != 0:
+		return "the client asked for no busy polling"
+	}
+	options := busypoll.Options{Budget: g.Settings.BusyPollBudget, Timeout: g.Settings.BusyPollTimeout}
+	if err := busypoll.Enable(socket.FD(), options); err != nil {
+		return err.Error()
+	}
+	o.Flags |= wire.SocketBusyPoll
+	o.BusyPollBudget, o.BusyPollTimeout = uint32(options.Budget), uint32(options.Timeout.Microseconds())
+	state, err := busypoll.Read(socket.FD())
+	if err != nil {
+		return err.Error()
+	}
+	o.NAPI = state.NAPI
+	facts := busypoll.Facts{ZeroCopy: o.Flags&wire.SocketZeroCopy != 0}
+	if g.Tuning.NAPIKnown {
+		facts.QueueNAPI = &g.Tuning.RXNAPI
+	}
+	if g.Tuning.Deferral {
+		facts.Deferral = &busypoll.Deferral{HardIRQs: int(g.Tuning.DeferHardIRQs), GROFlushTimeout: g.Tuning.GROFlushTimeout}
+	}
+	if status := busypoll.Assess(state, facts); !status.Active {
+		return status.Reason
+	}
+	return ""
+}
