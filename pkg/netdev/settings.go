@@ -33,11 +33,11 @@ func (h *Handle) DeviceSettings(index int) (DeviceSettings, error) {
 	defer func() { _ = dir.Close() }()
 	deferral, err := readNumber(dir, fileDeferHardIRQs)
 	if err != nil {
-		return DeviceSettings{}, err
+		return DeviceSettings{}, h.orGone(index, err)
 	}
 	timeout, err := readNumber(dir, fileGROFlushTimeout)
 	if err != nil {
-		return DeviceSettings{}, err
+		return DeviceSettings{}, h.orGone(index, err)
 	}
 	return DeviceSettings{
 		DeferHardIRQs:   new(uint32(min(deferral, math.MaxUint32))),
@@ -83,9 +83,17 @@ func (h *Handle) SetDeviceSettings(index int, s DeviceSettings) error {
 				errs = append(errs, fmt.Errorf("put back: %w", err))
 			}
 		}
-		return errors.Join(errs...)
+		return h.orGone(index, errors.Join(errs...))
 	}
 	return nil
+}
+
+// orGone makes [ErrNoDevice] of whatever sysfs says when the NIC goes away while its directory is open.
+func (h *Handle) orGone(index int, err error) error {
+	if _, linkErr := h.rawLinkByIndex(index); errors.Is(linkErr, ErrNoDevice) {
+		return fmt.Errorf("%w: %w", ErrNoDevice, err)
+	}
+	return err
 }
 
 // deviceDir opens a NIC's directory in sysfs, which a rename does not move away. The caller closes it. What /sys shows

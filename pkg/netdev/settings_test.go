@@ -142,3 +142,22 @@ func TestSysfsThatIsNotMountedIsNamed(t *testing.T) {
 		t.Errorf("no sysfs: %v, want an error that names %s", err, empty)
 	}
 }
+
+func TestDeviceThatGoesWhileItsDirectoryIsOpenIsNoDevice(t *testing.T) {
+	h := open(t)
+	l := veth(t, h, 1)
+	dir, err := h.deviceDir(l.Index)
+	must(t, err)
+	defer func() { _ = dir.Close() }()
+	if err := h.orGone(l.Index, os.ErrInvalid); errors.Is(err, ErrNoDevice) {
+		t.Errorf("an error of a device that is there: %v", err)
+	}
+	must(t, testutil.DelLink("nvnear"))
+	err = writeNumber(dir, fileDeferHardIRQs, 1)
+	if err == nil {
+		t.Fatal("a setting of a removed device was written")
+	}
+	if err := h.orGone(l.Index, err); !errors.Is(err, ErrNoDevice) {
+		t.Errorf("a device that is gone: %v, want ErrNoDevice", err)
+	}
+}
