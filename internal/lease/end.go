@@ -10,6 +10,10 @@ import (
 	"github.com/afxdp-project/afxdp/pkg/netdev"
 )
 
+// heldGrace is how long the kernel may take to release a queue after the last descriptor is gone (30 to 70 ms were
+// measured) before the device is called unhealthy.
+const heldGrace = time.Second
+
 // Detach takes an attachment out of all leases that have it. A lease without any is ended. It succeeds on what is gone,
 // and never touches a lease that a later ADD made for the same device: that has another sandbox.
 func (m *Manager) Detach(a Attachment) error {
@@ -31,7 +35,10 @@ func (m *Manager) EndStale(stale func(Lease) (reason string, is bool)) error {
 	defer m.mu.Unlock()
 	var errs []error
 	for _, l := range m.sorted() {
-		if reason, is := stale(l.copy()); is && l.doc.State != StateHeld {
+		if l.doc.State == StateHeld {
+			continue
+		}
+		if reason, is := stale(l.copy()); is {
 			errs = append(errs, m.end(l, reason))
 		}
 	}
@@ -56,17 +63,9 @@ func (m *Manager) release(reason string, drop func(Attachment) bool) error {
 	return errors.Join(errs...)
 }
 
-func (m *Manager) removeAttachment(l *lease, a Attachment) error {
-	l.doc.Attachments = slices.DeleteFunc(l.doc.Attachments, func(other Attachment) bool { return other == a })
-	return m.writeLease(l)
-}
-
-// end ends a lease, whatever state it is in. Each step is tried even if an earlier one failed: what can be put back is.
-// On error the lease stays in the journal as ending, and the next Maintain goes on.
+// end ends a lease that is not held. Each step is tried even if an earlier one failed: what can be put back is. On error
+// the lease stays in the journal as ending, and the next Maintain goes on.
 func (m *Manager) end(l *lease, reason string) error {
-	if l.doc.State == StateHeld {
-		return m.removeLease(l)
-	}
 	l.doc.State = StateEnding
 	errs := []error{m.writeLease(l)}
 	m.dropOpen(l, reason)
@@ -76,49 +75,52 @@ func (m *Manager) end(l *lease, reason string) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("end lease of %s: %w", l.doc.Device, err)
 	}
-	if l.doc.Socket == nil {
+	if l.doc.Socket == nil && l.doc.Predecessor == nil {
 		return m.removeLease(l)
 	}
 	// The pod's processes may hold the queue still, and the kernel lets go of it some time after the last one.
 	l.doc.State = StateHeld
-	l.held.since = time.Now()
+	l.heldSince = time.Now()
 	return m.writeLease(l)
 }
 
 // putBack undoes what was changed for a lease, and what was changed for its NIC when no other lease is left there.
 func (m *Manager) putBack(n *nic, l *lease) error {
-	link, err := m.find(n)
-	if errors.Is(err, netdev.ErrNoDevice) {
-		// A NIC that is gone has taken its settings along, and one made anew starts clean.
-		n.doc.Knobs = nil
-	} else if err != nil {
-		return err
-	}
 	var errs []error
-	if n.attachment != nil {
-		errs = append(errs, n.attachment.Remove(l.doc.Queue))
+	if l.doc.Socket != nil {
+		errs = append(errs, m.takeOut(n, l.doc.Queue))
 	}
-	errs = append(errs, m.untune(n, link, l.doc.Device))
-	if m.inUse(n, l) {
-		return errors.Join(errs...)
+	errs = append(errs, m.tune(n))
+	if !m.inUse(n) {
+		errs = append(errs, m.retire(n))
 	}
-	errs = append(errs, m.detach(n))
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	m.config.Fault("remove nic")
-	delete(m.nics, n.key)
-	return m.journal.remove(kindNIC, n.key)
+	return errors.Join(errs...)
 }
 
-// inUse reports whether a lease other than except needs the NIC changed.
-func (m *Manager) inUse(n *nic, except *lease) bool {
+// inUse reports whether a lease needs the NIC changed.
+func (m *Manager) inUse(n *nic) bool {
 	for _, l := range m.leases {
-		if l != except && l.doc.NIC == n.key && l.doc.State != StateHeld {
+		if l.needs(n) {
 			return true
 		}
 	}
 	return false
+}
+
+// needs reports whether a lease needs a NIC changed.
+func (l *lease) needs(n *nic) bool {
+	return l.doc.NIC == n.key && (l.doc.State == StateActivating || l.doc.State == StateActive)
+}
+
+// retire takes our program off a NIC that no lease needs, and forgets the NIC unless settings are left to be put back.
+func (m *Manager) retire(n *nic) error {
+	if err := m.detach(n); err != nil {
+		return err
+	}
+	if len(n.doc.Knobs) > 0 {
+		return nil
+	}
+	return m.removeNIC(n)
 }
 
 // Held returns for each device that is still held after its lease's end, and longer than the kernel needs to release
@@ -128,8 +130,8 @@ func (m *Manager) Held() map[string]string {
 	defer m.mu.Unlock()
 	held := make(map[string]string)
 	for id, l := range m.leases {
-		if l.doc.State == StateHeld && time.Since(l.held.since) > heldGrace {
-			held[id] = fmt.Sprintf("the queue is still held by a process of pod %s, whose lease has ended", l.doc.Pod)
+		if l.doc.State == StateHeld && time.Since(l.heldSince) > heldGrace {
+			held[id] = fmt.Sprintf("the queue is still held by a process of pod %s, whose lease has ended", l.doc.holder())
 		}
 	}
 	return held
@@ -155,6 +157,15 @@ func (m *Manager) Maintain() (pending bool, err error) {
 		pending = pending || l.doc.State == StateEnding || l.doc.State == StateHeld
 	}
 	return pending, errors.Join(errs...)
+}
+
+// isFree reports whether a trial bind shows that the queue of an ended lease is held no more.
+func (m *Manager) isFree(l *lease) bool {
+	link, err := m.find(l.doc.Identity)
+	if err != nil {
+		return errors.Is(err, netdev.ErrNoDevice)
+	}
+	return queueIsFree(link.Index, l.doc.Queue)
 }
 
 func (m *Manager) sorted() []*lease {

@@ -29,6 +29,9 @@ type envelope struct {
 
 const journalVersion = 1
 
+// errVersion: the journal cannot be read by this agent, which therefore must not work on what it describes.
+var errVersion = errors.New("written by another version of the agent")
+
 func openJournal(dir string) (*journal, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -36,6 +39,9 @@ func openJournal(dir string) (*journal, error) {
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make state directory: %w", err)
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("close state directory to others: %w", err)
 	}
 	lock := flock.New(filepath.Join(dir, "lock"), flock.SetPermissions(0o600))
 	ok, err := lock.TryLock()
@@ -45,7 +51,27 @@ func openJournal(dir string) (*journal, error) {
 	if !ok {
 		return nil, fmt.Errorf("state directory %s belongs to another running agent", dir)
 	}
-	return &journal{dir, strings.TrimSpace(string(boot)), lock}, nil
+	j := &journal{dir, strings.TrimSpace(string(boot)), lock}
+	if err := j.removeUnfinished(); err != nil {
+		return nil, errors.Join(err, j.close())
+	}
+	return j, nil
+}
+
+// removeUnfinished removes the files of writes that a crash has cut short.
+func (j *journal) removeUnfinished() error {
+	entries, err := os.ReadDir(j.dir)
+	if err != nil {
+		return fmt.Errorf("read state directory: %w", err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			if err := os.Remove(filepath.Join(j.dir, e.Name())); err != nil {
+				return fmt.Errorf("remove an unfinished document: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 func (j *journal) close() error { return j.lock.Close() }
@@ -80,13 +106,18 @@ func (j *journal) remove(kind, key string) error {
 // readAll calls f with the key and the body of each document of a kind. Documents of an earlier boot are removed: what
 // they describe is gone. One that cannot be read is an error in the result, and the others are read all the same.
 func (j *journal) readAll(kind string, f func(key string, body []byte) error) error {
-	paths, err := filepath.Glob(filepath.Join(j.dir, kind+"-*.json"))
+	entries, err := os.ReadDir(j.dir)
 	if err != nil {
-		return err
+		return fmt.Errorf("read state directory: %w", err)
 	}
 	var errs []error
-	for _, path := range paths {
-		key := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), kind+"-"), ".json")
+	for _, entry := range entries {
+		key, of := strings.CutPrefix(entry.Name(), kind+"-")
+		key, is := strings.CutSuffix(key, ".json")
+		if !of || !is {
+			continue
+		}
+		path := filepath.Join(j.dir, entry.Name())
 		data, err := os.ReadFile(path)
 		if err != nil {
 			errs = append(errs, err)
@@ -102,7 +133,7 @@ func (j *journal) readAll(kind string, f func(key string, body []byte) error) er
 			continue
 		}
 		if e.Version != journalVersion {
-			errs = append(errs, fmt.Errorf("read %s: it has version %d, this agent knows %d", path, e.Version, journalVersion))
+			errs = append(errs, fmt.Errorf("read %s: %w: it has version %d, this agent knows %d", path, errVersion, e.Version, journalVersion))
 			continue
 		}
 		if err := f(key, e.Body); err != nil {

@@ -2,7 +2,6 @@ package lease
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -18,10 +17,14 @@ type knob struct {
 	// Original is the value before the first change. It is written before that, and once.
 	Original uint64 `json:"original"`
 	// Ours are the values that we may have set, the last one last. A setting with any other value was changed by someone
-	// else since, and is left alone when the knob is put back.
+	// else since, and is left alone.
 	Ours []uint64 `json:"ours"`
-	// Holders are the devices that want the knob, with the value each wants. The largest is set.
+	// Holders are the devices that want the knob, with the value each wants. The largest is set. A knob that nobody holds
+	// is put back.
 	Holders map[string]uint64 `json:"holders"`
+
+	set  bool   // to our value, so that another one is someone else's
+	napi uint32 // the NAPI that was set; one that is made anew is set again
 }
 
 type knobName string
@@ -31,7 +34,7 @@ const (
 	knobFlush knobName = "gro_flush_timeout"    // ns
 )
 
-// knobScope is scopeDevice, or a queue whose NAPI is set.
+// knobScope is scopeDevice, or a queue whose NAPI is set: the first one that the NAPI serves.
 type knobScope struct {
 	Type  netdev.QueueType `json:"type,omitempty"`
 	Queue int              `json:"queue"`
@@ -43,7 +46,7 @@ var scopeDevice = knobScope{Type: "", Queue: -1}
 type Tuning struct {
 	NAPIKnown      bool   // the kernel tells which NAPI a queue has
 	RXNAPI, TXNAPI uint32 // the NAPIs of the queue; 0: none. They change when the link goes down and up
-	// Deferral reports whether the settings are as the pool wants them.
+	// Deferral reports whether the settings are at least what the pool wants, and have an effect.
 	Deferral        bool
 	DeferHardIRQs   uint32
 	GROFlushTimeout time.Duration
@@ -56,224 +59,224 @@ func wanted(s Settings) map[knobName]uint64 {
 	return map[knobName]uint64{knobDefer: uint64(s.DeferHardIRQs), knobFlush: uint64(s.GROFlushTimeout)}
 }
 
-// tune sets the knobs that the lease's settings ask for.
-func (m *Manager) tune(n *nic, l *lease) error {
+// tune sets the knobs of a NIC to what its leases want, and puts back those that none wants any more.
+func (m *Manager) tune(n *nic) error {
+	// Looked up only now: an attach or a trial bind may have made the NAPIs anew.
+	link, err := m.find(n.doc.Identity)
+	if errors.Is(err, netdev.ErrNoDevice) {
+		// A NIC that is gone has taken its settings along, and one made anew starts clean.
+		n.dirty = n.dirty || len(n.doc.Knobs) > 0
+		n.doc.Knobs = nil
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, k := range n.doc.Knobs {
+		for device := range k.Holders {
+			if l := m.leases[device]; l == nil || !l.needs(n) {
+				n.letGo(k, device)
+			}
+		}
+	}
+	var errs []error
+	for _, l := range m.sorted() {
+		// While a NIC is down it does not tell its NAPIs.
+		if link.Up && l.needs(n) {
+			errs = append(errs, m.hold(n, link, l))
+		}
+	}
+	return errors.Join(append(errs, m.settle(n, link))...)
+}
+
+// hold has a lease hold the knobs that its settings ask for, and no others. What it changes is not in the journal yet.
+func (m *Manager) hold(n *nic, link netdev.Link, l *lease) error {
 	want := wanted(l.doc.Settings)
 	if want == nil {
 		return nil
-	}
-	// Looked up only now: the attach or the trial bind may have made the NAPIs anew.
-	link, err := m.find(n)
-	if err != nil {
-		return err
 	}
 	scopes, err := m.scopes(link, l.doc.Queue)
 	if err != nil {
 		return err
 	}
+	device := l.doc.Device
+	held := slices.DeleteFunc(slices.Clone(n.doc.Knobs), func(k *knob) bool { _, holds := k.Holders[device]; return !holds })
+	if scopes[0] == scopeDevice && slices.ContainsFunc(held, func(k *knob) bool { return k.Scope != scopeDevice }) {
+		return nil // the driver is just making the NAPIs anew
+	}
+	for _, k := range held {
+		if !slices.Contains(scopes, k.Scope) {
+			n.letGo(k, device)
+		}
+	}
 	for _, scope := range scopes {
 		for _, name := range []knobName{knobDefer, knobFlush} {
-			if err := m.hold(n, link, name, scope, l.doc.Device, want[name]); err != nil {
+			k, err := m.knob(n, link, name, scope)
+			if err != nil {
 				return err
+			}
+			if v, holds := k.Holders[device]; !holds || v != want[name] {
+				k.Holders[device] = want[name]
+				n.intend(k)
 			}
 		}
 	}
 	return nil
 }
 
-// scopes returns where a queue is tuned: its rx NAPI and, where it has its own, its tx NAPI, or the device.
-func (m *Manager) scopes(link netdev.Link, queue int) ([]knobScope, error) {
-	napis, err := m.napis(link, queue)
+// knob returns a knob of a NIC. A new one has no holders yet.
+func (m *Manager) knob(n *nic, link netdev.Link, name knobName, scope knobScope) (*knob, error) {
+	for _, k := range n.doc.Knobs {
+		if k.Name == name && k.Scope == scope {
+			return k, nil
+		}
+	}
+	original, _, err := m.readKnob(link, name, scope)
 	if err != nil {
 		return nil, err
 	}
-	var scopes []knobScope
-	seen := make(map[uint32]bool)
-	for _, t := range []netdev.QueueType{netdev.RX, netdev.TX} {
-		id := napis[t]
-		if id == 0 || seen[id] {
-			continue
-		}
-		seen[id] = true
-		settable, err := m.settable(id)
-		if err != nil {
-			return nil, err
-		}
-		if !settable {
-			return []knobScope{scopeDevice}, nil
-		}
-		scopes = append(scopes, knobScope{t, queue})
-	}
-	if napis[netdev.RX] == 0 {
-		return []knobScope{scopeDevice}, nil
-	}
-	return scopes, nil
+	k := &knob{Name: name, Scope: scope, Original: original, Holders: make(map[string]uint64)}
+	n.doc.Knobs = append(n.doc.Knobs, k)
+	return k, nil
 }
 
-// napis returns the NAPI ids of a queue, by type; an id is missing where the driver links none, and the map is nil where
-// the kernel cannot tell.
-func (m *Manager) napis(link netdev.Link, queue int) (map[netdev.QueueType]uint32, error) {
-	queues, err := m.config.NICs.Queues(link.Index)
-	if errors.Is(err, netdev.ErrUnsupported) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("find NAPIs of %s: %w", link.Name, err)
-	}
-	ids := make(map[netdev.QueueType]uint32)
-	for _, q := range queues {
-		if q.Index == queue && q.NAPI != 0 {
-			ids[q.Type] = q.NAPI
-		}
-	}
-	return ids, nil
+func (n *nic) letGo(k *knob, device string) {
+	delete(k.Holders, device)
+	n.intend(k)
 }
 
-// settable tries whether a NAPI's settings can be set, by setting one to the value that it has.
-func (m *Manager) settable(id uint32) (bool, error) {
-	napi, err := m.config.NICs.NAPI(id)
-	if errors.Is(err, netdev.ErrUnsupported) || err == nil && napi.Settings.DeferHardIRQs == nil {
-		return false, nil
+// intend notes the value that a knob is to be set to.
+func (n *nic) intend(k *knob) {
+	n.dirty = true
+	if len(k.Holders) == 0 {
+		return
 	}
-	if err != nil {
-		return false, err
-	}
-	err = m.config.NICs.SetNAPI(id, netdev.NAPISettings{DeferHardIRQs: napi.Settings.DeferHardIRQs})
-	if errors.Is(err, netdev.ErrUnsupported) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// hold has a device hold a knob at a value.
-func (m *Manager) hold(n *nic, link netdev.Link, name knobName, scope knobScope, device string, value uint64) error {
-	i := slices.IndexFunc(n.doc.Knobs, func(k knob) bool { return k.Name == name && k.Scope == scope })
-	if i < 0 {
-		original, err := m.readKnob(link, name, scope)
-		if err != nil {
-			return err
-		}
-		n.doc.Knobs = append(n.doc.Knobs, knob{Name: name, Scope: scope, Original: original, Holders: make(map[string]uint64)})
-		i = len(n.doc.Knobs) - 1
-	}
-	k := &n.doc.Knobs[i]
-	k.Holders[device] = value
-	return m.set(n, link, k)
-}
-
-// set sets a knob to the largest value that its holders want.
-func (m *Manager) set(n *nic, link netdev.Link, k *knob) error {
 	value := slices.Max(slices.Collect(maps.Values(k.Holders)))
 	k.Ours = append(slices.DeleteFunc(k.Ours, func(v uint64) bool { return v == value }), value)
-	if err := m.writeNIC(n); err != nil {
-		return err
-	}
-	m.config.Fault("set " + string(k.Name))
-	if err := m.writeKnob(link, k.Name, k.Scope, value); err != nil {
-		return err
-	}
-	if len(k.Ours) > 1 {
-		k.Ours = k.Ours[len(k.Ours)-1:]
-		return m.writeNIC(n)
-	}
-	return nil
 }
 
-// untune lets a device go of all knobs that it holds, the last one first. Those that nobody holds then are put back.
-func (m *Manager) untune(n *nic, link netdev.Link, device string) error {
+// settle sets the knobs that are held and puts back those that are not, the last one first.
+func (m *Manager) settle(n *nic, link netdev.Link) error {
+	if n.dirty {
+		if err := m.writeNIC(n); err != nil {
+			return err
+		}
+	}
 	var errs []error
-	for i := len(n.doc.Knobs) - 1; i >= 0; i-- {
-		k := &n.doc.Knobs[i]
-		if _, holds := k.Holders[device]; !holds {
+	for i, k := range slices.Backward(slices.Clone(n.doc.Knobs)) {
+		if len(k.Holders) > 0 {
+			errs = append(errs, m.apply(link, k))
 			continue
 		}
-		if len(k.Holders) > 1 {
-			delete(k.Holders, device)
-			errs = append(errs, m.set(n, link, k))
-			continue
+		done, err := m.restore(link, k)
+		errs = append(errs, err)
+		if done {
+			n.doc.Knobs = slices.Delete(n.doc.Knobs, i, i+1)
+			n.dirty = true
 		}
-		if err := m.restore(link, k); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		n.doc.Knobs = slices.Delete(n.doc.Knobs, i, i+1)
+	}
+	if n.dirty {
 		errs = append(errs, m.writeNIC(n))
 	}
 	return errors.Join(errs...)
 }
 
-// restore sets a knob to its original value if its value is still one of ours.
-func (m *Manager) restore(link netdev.Link, k *knob) error {
-	m.config.Fault("restore " + string(k.Name))
-	now, err := m.readKnob(link, k.Name, k.Scope)
+// apply sets a knob to our value unless someone else has changed it.
+func (m *Manager) apply(link netdev.Link, k *knob) error {
+	now, napi, err := m.readKnob(link, k.Name, k.Scope)
 	if errors.Is(err, errNoNAPI) {
-		return nil // the queue is gone, and its settings with it
+		return nil // until there is one
 	}
 	if err != nil {
 		return err
 	}
-	if now == k.Original || !slices.Contains(k.Ours, now) {
+	value := k.Ours[len(k.Ours)-1]
+	anew := k.napi != 0 && k.napi != napi
+	if k.set && !anew && now != k.Original && !slices.Contains(k.Ours, now) {
 		return nil
 	}
-	return m.writeKnob(link, k.Name, k.Scope, k.Original)
+	if now != value {
+		if err := m.step("set " + string(k.Name)); err != nil {
+			return err
+		}
+		if err := m.writeKnob(link, k.Name, k.Scope, value); err != nil {
+			return err
+		}
+	}
+	k.Ours, k.set, k.napi = []uint64{value}, true, napi
+	return nil
 }
 
-// Retune sets the knobs of all active leases again where they are not as the leases want them: a link that flaps and a
-// driver that resets make NAPIs anew, with other settings.
+// restore sets a knob to its original value if its value is still one of ours. It is not done while the NAPI of a NIC
+// that is down cannot be reached: the driver may have kept the setting.
+func (m *Manager) restore(link netdev.Link, k *knob) (done bool, err error) {
+	now, _, err := m.readKnob(link, k.Name, k.Scope)
+	switch {
+	case errors.Is(err, errNoNAPI):
+		return link.Up, nil
+	case errors.Is(err, netdev.ErrNoDevice):
+		return true, nil
+	case err != nil:
+		return false, err
+	case now == k.Original || !slices.Contains(k.Ours, now):
+		return true, nil
+	}
+	if err := m.step("restore " + string(k.Name)); err != nil {
+		return false, err
+	}
+	err = m.writeKnob(link, k.Name, k.Scope, k.Original)
+	return err == nil, err
+}
+
+// Retune sets the knobs of all leases again where they are not as the leases want them: a link that flaps and a driver
+// that resets make NAPIs anew, with other settings. A value that someone else has set is left.
 func (m *Manager) Retune() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var errs []error
 	for _, n := range m.nics {
-		link, err := m.find(n)
-		if errors.Is(err, netdev.ErrNoDevice) {
-			continue
-		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		for i := range n.doc.Knobs {
-			k := &n.doc.Knobs[i]
-			now, err := m.readKnob(link, k.Name, k.Scope)
-			if errors.Is(err, errNoNAPI) {
-				continue
-			}
-			if err != nil {
-				errs = append(errs, err)
-			} else if now != k.Ours[len(k.Ours)-1] {
-				errs = append(errs, m.set(n, link, k))
-			}
+		errs = append(errs, m.tune(n))
+		if !m.inUse(n) {
+			errs = append(errs, m.retire(n))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // tuning reads back how the interrupts of a lease's queue are deferred.
-func (m *Manager) tuning(n *nic, link netdev.Link, l *lease) (Tuning, error) {
-	napis, err := m.napis(link, l.doc.Queue)
+func (m *Manager) tuning(link netdev.Link, l *lease) (Tuning, error) {
+	queues, err := m.queues(link)
 	if err != nil {
 		return Tuning{}, err
 	}
-	t := Tuning{NAPIKnown: napis != nil, RXNAPI: napis[netdev.RX], TXNAPI: napis[netdev.TX], Deferral: true}
-	for i := range n.doc.Knobs {
-		k := &n.doc.Knobs[i]
-		want, holds := k.Holders[l.doc.Device]
-		if !holds {
-			continue
-		}
-		now, err := m.readKnob(link, k.Name, k.Scope)
-		if err != nil {
-			return Tuning{}, err
-		}
-		t.Deferral = t.Deferral && now >= want && now > 0
-		switch k.Name {
-		case knobDefer:
-			t.DeferHardIRQs = uint32(now)
-		case knobFlush:
-			t.GROFlushTimeout = time.Duration(now)
+	t := Tuning{
+		NAPIKnown: queues != nil,
+		RXNAPI:    napiOf(queues, knobScope{netdev.RX, l.doc.Queue}), TXNAPI: napiOf(queues, knobScope{netdev.TX, l.doc.Queue}),
+	}
+	want := wanted(l.doc.Settings)
+	if want == nil {
+		return t, nil
+	}
+	scopes, err := m.scopes(link, l.doc.Queue)
+	if err != nil {
+		return Tuning{}, err
+	}
+	t.Deferral = true
+	for i, scope := range scopes {
+		for name, value := range want {
+			now, _, err := m.readKnob(link, name, scope)
+			if err != nil {
+				return Tuning{}, err
+			}
+			t.Deferral = t.Deferral && now > 0 && now >= value
+			switch {
+			case i > 0: // what is told is the rx queue's
+			case name == knobDefer:
+				t.DeferHardIRQs = uint32(now)
+			case name == knobFlush:
+				t.GROFlushTimeout = time.Duration(now)
+			}
 		}
 	}
-	t.Deferral = t.Deferral && t.DeferHardIRQs > 0 && t.GROFlushTimeout > 0
 	return t, nil
 }

@@ -3,6 +3,7 @@ package lease
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/afxdp-project/afxdp/pkg/netdev"
@@ -10,72 +11,111 @@ import (
 
 var errNoNAPI = errors.New("the queue has no NAPI")
 
-func (m *Manager) napiOf(link netdev.Link, scope knobScope) (uint32, error) {
-	ids, err := m.napis(link, scope.Queue)
+// queues returns a NIC's queues, receive queues first; nil where the kernel cannot tell.
+func (m *Manager) queues(link netdev.Link) ([]netdev.Queue, error) {
+	queues, err := m.config.NICs.Queues(link.Index)
+	if errors.Is(err, netdev.ErrUnsupported) {
+		return nil, nil
+	}
 	if err != nil {
-		return 0, err
+		return nil, fmt.Errorf("find NAPIs of %s: %w", link.Name, err)
 	}
-	if ids[scope.Type] == 0 {
-		return 0, fmt.Errorf("%s queue %d: %w", link.Name, scope.Queue, errNoNAPI)
-	}
-	return ids[scope.Type], nil
+	return queues, nil
 }
 
-// readKnob reads a setting from the kernel.
-func (m *Manager) readKnob(link netdev.Link, name knobName, scope knobScope) (uint64, error) {
+// napiOf returns the id of a queue's NAPI; 0 where the driver links none or the kernel does not tell.
+func napiOf(queues []netdev.Queue, scope knobScope) uint32 {
+	for _, q := range queues {
+		if q.Type == scope.Type && q.Index == scope.Queue {
+			return q.NAPI
+		}
+	}
+	return 0
+}
+
+// scopes returns where a queue is tuned: its rx NAPI and, where it has its own, its tx NAPI, or the device.
+func (m *Manager) scopes(link netdev.Link, queue int) ([]knobScope, error) {
+	queues, err := m.queues(link)
+	if err != nil {
+		return nil, err
+	}
+	var scopes []knobScope
+	for _, t := range []netdev.QueueType{netdev.RX, netdev.TX} {
+		id := napiOf(queues, knobScope{t, queue})
+		if id == 0 {
+			if t == netdev.RX {
+				break
+			}
+			continue
+		}
+		settable, err := m.settable(id)
+		if err != nil {
+			return nil, err
+		}
+		if !settable {
+			return []knobScope{scopeDevice}, nil
+		}
+		first := queues[slices.IndexFunc(queues, func(q netdev.Queue) bool { return q.NAPI == id })]
+		if scope := (knobScope{first.Type, first.Index}); !slices.Contains(scopes, scope) {
+			scopes = append(scopes, scope)
+		}
+	}
+	if scopes == nil {
+		return []knobScope{scopeDevice}, nil
+	}
+	return scopes, nil
+}
+
+// settable reports whether the kernel has settings for one NAPI: what it returns, it lets be set.
+func (m *Manager) settable(id uint32) (bool, error) {
+	napi, err := m.config.NICs.NAPI(id)
+	if errors.Is(err, netdev.ErrUnsupported) {
+		return false, nil
+	}
+	return napi.Settings.DeferHardIRQs != nil && napi.Settings.GROFlushTimeout != nil, err
+}
+
+// readKnob reads a setting from the kernel, with the NAPI that has it, or 0.
+func (m *Manager) readKnob(link netdev.Link, name knobName, scope knobScope) (value uint64, napi uint32, err error) {
 	if scope == scopeDevice {
 		s, err := m.config.NICs.DeviceSettings(link.Index)
 		if err != nil {
-			return 0, fmt.Errorf("read %s of %s: %w", name, link.Name, err)
+			return 0, 0, fmt.Errorf("read %s of %s: %w", name, link.Name, err)
 		}
 		if name == knobDefer {
-			return uint64(*s.DeferHardIRQs), nil
+			return uint64(*s.DeferHardIRQs), 0, nil
 		}
-		return uint64(*s.GROFlushTimeout), nil
+		return uint64(*s.GROFlushTimeout), 0, nil
 	}
-	id, err := m.napiOf(link, scope)
+	queues, err := m.queues(link)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	napi, err := m.config.NICs.NAPI(id)
-	s := napi.Settings
+	id := napiOf(queues, scope)
+	if id == 0 {
+		return 0, 0, fmt.Errorf("read %s of %s queue %d: %w", name, link.Name, scope.Queue, errNoNAPI)
+	}
+	found, err := m.config.NICs.NAPI(id)
+	s := found.Settings
 	switch {
 	case errors.Is(err, netdev.ErrNoNAPI):
-		return 0, fmt.Errorf("%s queue %d: %w", link.Name, scope.Queue, errNoNAPI)
-	case err != nil:
-		return 0, fmt.Errorf("read %s of %s queue %d: %w", name, link.Name, scope.Queue, err)
-	case name == knobDefer && s.DeferHardIRQs != nil:
-		return uint64(*s.DeferHardIRQs), nil
-	case name == knobFlush && s.GROFlushTimeout != nil:
-		return uint64(*s.GROFlushTimeout), nil
+		err = fmt.Errorf("%w: %w", errNoNAPI, err)
+	case err == nil && name == knobDefer && s.DeferHardIRQs != nil:
+		return uint64(*s.DeferHardIRQs), id, nil
+	case err == nil && name == knobFlush && s.GROFlushTimeout != nil:
+		return uint64(*s.GROFlushTimeout), id, nil
+	case err == nil:
+		err = netdev.ErrUnsupported
 	}
-	return 0, fmt.Errorf("read %s of %s queue %d: %w", name, link.Name, scope.Queue, netdev.ErrUnsupported)
+	return 0, 0, fmt.Errorf("read %s of %s queue %d: %w", name, link.Name, scope.Queue, err)
 }
 
 // writeKnob sets a setting and reads it back: a write that is cut or ignored must not go unnoticed.
 func (m *Manager) writeKnob(link netdev.Link, name knobName, scope knobScope, value uint64) error {
-	count, timeout := uint32(value), time.Duration(value)
-	var err error
-	switch {
-	case scope == scopeDevice && name == knobDefer:
-		err = m.config.NICs.SetDeviceSettings(link.Index, netdev.DeviceSettings{DeferHardIRQs: &count})
-	case scope == scopeDevice:
-		err = m.config.NICs.SetDeviceSettings(link.Index, netdev.DeviceSettings{GROFlushTimeout: &timeout})
-	default:
-		var id uint32
-		if id, err = m.napiOf(link, scope); err != nil {
-			break
-		}
-		change := netdev.NAPISettings{GROFlushTimeout: &timeout}
-		if name == knobDefer {
-			change = netdev.NAPISettings{DeferHardIRQs: &count}
-		}
-		err = m.config.NICs.SetNAPI(id, change)
-	}
-	if err != nil {
+	if err := m.writeUnchecked(link, name, scope, value); err != nil {
 		return fmt.Errorf("set %s of %s to %d: %w", name, link.Name, value, err)
 	}
-	now, err := m.readKnob(link, name, scope)
+	now, _, err := m.readKnob(link, name, scope)
 	if err != nil {
 		return err
 	}
@@ -83,4 +123,26 @@ func (m *Manager) writeKnob(link netdev.Link, name knobName, scope knobScope, va
 		return fmt.Errorf("set %s of %s to %d: the kernel shows %d afterwards", name, link.Name, value, now)
 	}
 	return nil
+}
+
+func (m *Manager) writeUnchecked(link netdev.Link, name knobName, scope knobScope, value uint64) error {
+	count, timeout := uint32(value), time.Duration(value)
+	if scope == scopeDevice {
+		if name == knobDefer {
+			return m.config.NICs.SetDeviceSettings(link.Index, netdev.DeviceSettings{DeferHardIRQs: &count})
+		}
+		return m.config.NICs.SetDeviceSettings(link.Index, netdev.DeviceSettings{GROFlushTimeout: &timeout})
+	}
+	queues, err := m.queues(link)
+	if err != nil {
+		return err
+	}
+	id := napiOf(queues, scope)
+	if id == 0 {
+		return errNoNAPI
+	}
+	if name == knobDefer {
+		return m.config.NICs.SetNAPI(id, netdev.NAPISettings{DeferHardIRQs: &count})
+	}
+	return m.config.NICs.SetNAPI(id, netdev.NAPISettings{GROFlushTimeout: &timeout})
 }

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/afxdp-project/afxdp/internal/xdpprog"
 	"github.com/afxdp-project/afxdp/pkg/netdev"
 	"github.com/afxdp-project/afxdp/pkg/xsk"
@@ -21,8 +23,9 @@ type Config struct {
 	StateDir string         // the journal; 0700, on a filesystem that does not outlive a boot
 	PinDir   string         // a directory for the pins, made on a bpffs; its name and those in it have no dots
 	NICs     *netdev.Handle // the network namespace whose NICs are changed
-	// Fault, if set, is called at each step of a change, before it. Tests end the process there.
-	Fault func(step string)
+	// Fault, if set, is called before each change of a NIC or of the journal; one for which it returns an error fails with
+	// that. Tests let things go wrong there, or end the process.
+	Fault func(step string) error
 }
 
 // Manager is the one writer of journal and NICs. Its methods may be called from any goroutine.
@@ -31,36 +34,30 @@ type Manager struct {
 	cookie  uint64 // of the NICs' network namespace
 	journal *journal
 
-	mu     sync.Mutex
-	nics   map[string]*nic   // by key
-	leases map[string]*lease // by device id
-	epoch  uint64
+	mu       sync.Mutex
+	nics     map[string]*nic   // by key
+	leases   map[string]*lease // by device id
+	zeroCopy map[trialKey]zeroCopy
+	epoch    uint64
 }
 
 type nic struct {
 	key        string
 	doc        nicDoc
+	dirty      bool // the document in the journal is older
 	attachment *xdpprog.Attachment
 }
 
 type lease struct {
-	doc  Lease
-	open *open // the connection that has the device open, or nil
-	held heldState
+	doc       Lease
+	open      *open     // the connection that has the device open, or nil
+	heldSince time.Time // in StateHeld
 }
 
 type open struct {
 	socket *xsk.Socket // the agent's descriptor
 	revoke func(reason string)
 }
-
-type heldState struct {
-	since time.Time
-}
-
-// heldGrace is how long the kernel may take to release a queue after the last descriptor is gone (30 to 70 ms were
-// measured) before the device is called unhealthy.
-const heldGrace = time.Second
 
 // New opens the journal and takes up what it says: leases that were active go on, what was half done is undone, what
 // nobody holds is put back. The returned error leaves no Manager; problems with single NICs or leases, which leave the
@@ -76,17 +73,19 @@ func New(c Config) (_ *Manager, findings []error, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if c.Fault == nil {
-		c.Fault = func(string) {}
-	}
 	m := &Manager{
 		config: c, cookie: c.NICs.NetnsCookie(), journal: j,
-		nics: make(map[string]*nic), leases: make(map[string]*lease),
+		nics: make(map[string]*nic), leases: make(map[string]*lease), zeroCopy: make(map[trialKey]zeroCopy),
 	}
-	return m, m.recover(), nil
+	findings = m.recover()
+	if err := errors.Join(findings...); errors.Is(err, errVersion) {
+		return nil, nil, errors.Join(err, m.Close())
+	}
+	return m, findings, nil
 }
 
-// Close closes the Manager's descriptors. NICs, leases and the pods' sockets stay as they are.
+// Close closes the Manager's descriptors. NICs, leases and the pods' sockets stay as they are. The Manager knows no leases
+// afterwards, and must not be asked for any.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -94,7 +93,6 @@ func (m *Manager) Close() error {
 	for _, l := range m.leases {
 		if l.open != nil {
 			errs = append(errs, l.open.socket.Close())
-			l.open = nil
 		}
 	}
 	for _, n := range m.nics {
@@ -102,6 +100,8 @@ func (m *Manager) Close() error {
 			errs = append(errs, n.attachment.Close())
 		}
 	}
+	clear(m.leases)
+	clear(m.nics)
 	return errors.Join(append(errs, m.journal.close())...)
 }
 
@@ -155,25 +155,61 @@ const (
 	kindAllocation = "allocation"
 )
 
+// step comes before each change.
+func (m *Manager) step(name string) error {
+	if m.config.Fault == nil {
+		return nil
+	}
+	return m.config.Fault(name)
+}
+
 func (m *Manager) writeLease(l *lease) error {
-	m.config.Fault("write lease " + string(l.doc.State))
+	if err := m.step("write lease " + string(l.doc.State)); err != nil {
+		return err
+	}
 	return m.journal.write(kindLease, l.doc.Device, &l.doc)
 }
 
 func (m *Manager) removeLease(l *lease) error {
-	m.config.Fault("remove lease")
+	if err := m.step("remove lease"); err != nil {
+		return err
+	}
+	if err := m.journal.remove(kindLease, l.doc.Device); err != nil {
+		return err
+	}
 	delete(m.leases, l.doc.Device)
-	return m.journal.remove(kindLease, l.doc.Device)
+	return nil
 }
 
 func (m *Manager) writeNIC(n *nic) error {
-	m.config.Fault("write nic")
-	return m.journal.write(kindNIC, n.key, &n.doc)
+	n.dirty = true
+	if err := m.step("write nic"); err != nil {
+		return err
+	}
+	if err := m.journal.write(kindNIC, n.key, &n.doc); err != nil {
+		return err
+	}
+	n.dirty = false
+	return nil
 }
 
-// nextEpoch returns a number larger than that of any lease before, also before a restart.
+func (m *Manager) removeNIC(n *nic) error {
+	if err := m.step("remove nic"); err != nil {
+		return err
+	}
+	if err := m.journal.remove(kindNIC, n.key); err != nil {
+		return err
+	}
+	delete(m.nics, n.key)
+	return nil
+}
+
+// nextEpoch returns a number larger than that of any lease before, also before a restart: the journal does not outlive
+// a boot, and this clock is set by no one.
 func (m *Manager) nextEpoch() uint64 {
-	m.epoch = max(m.epoch+1, uint64(time.Now().UnixNano()))
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) // fails only for a clock that does not exist
+	m.epoch = max(m.epoch+1, uint64(now.Nano()))
 	return m.epoch
 }
 

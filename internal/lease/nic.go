@@ -11,65 +11,100 @@ import (
 
 	"github.com/afxdp-project/afxdp/internal/xdpprog"
 	"github.com/afxdp-project/afxdp/pkg/netdev"
-	"github.com/afxdp-project/afxdp/pkg/xsk"
 )
 
-// nicFor returns the NIC, which is a new one, not yet in the journal, when it has no lease.
-func (m *Manager) nicFor(link netdev.Link, s Settings) *nic {
-	id := link.Identity()
-	key := nicKey(m.cookie, id)
-	if n := m.nics[key]; n != nil {
-		return n
+// nicOf returns the NIC that a link is, or nil when it is not in the journal.
+func (m *Manager) nicOf(link netdev.Link) *nic {
+	for _, n := range m.nics {
+		if netdev.Same(link, n.doc.Identity) {
+			return n
+		}
 	}
-	return &nic{key: key, doc: nicDoc{
-		Identity: id, NetnsCookie: m.cookie, PinDir: filepath.Join(m.config.PinDir, key), MultiBuffer: s.MultiBuffer,
-	}}
+	return nil
 }
 
-// find returns the NIC's link as it is now. The error is netdev.ErrNoDevice when it is gone, also if another NIC has its
-// index or name by now.
-func (m *Manager) find(n *nic) (netdev.Link, error) {
-	link, err := m.config.NICs.LinkByIndex(n.doc.Identity.Index)
-	if err != nil {
-		return netdev.Link{}, err
+// nicFor returns the NIC that a link is, for a lease with the given settings. A new one is not in the journal yet.
+func (m *Manager) nicFor(link netdev.Link, s Settings) (*nic, error) {
+	n := m.nicOf(link)
+	if n != nil && m.inUse(n) {
+		return n, nil
 	}
-	if !netdev.Same(link, n.doc.Identity) {
-		return netdev.Link{}, fmt.Errorf("%s: %w: another device has its index", n.doc.Identity.Name, netdev.ErrNoDevice)
+	if n != nil {
+		// It is still here because its last lease's end failed, or because settings could not be put back while it was down.
+		if err := m.retire(n); err != nil {
+			return nil, err
+		}
+	}
+	if n = m.nicOf(link); n == nil {
+		n = m.newNIC(link)
+	}
+	n.doc.MultiBuffer, n.doc.CountUnclaimed = s.MultiBuffer, s.CountUnclaimed
+	return n, nil
+}
+
+func (m *Manager) newNIC(link netdev.Link) *nic {
+	id := link.Identity()
+	key := fmt.Sprintf("%s%d", m.keyPrefix(), id.Index)
+	if m.nics[key] != nil {
+		// Of a NIC that is gone and had the same index.
+		key = fmt.Sprintf("%s-%d", key, m.nextEpoch())
+	}
+	return &nic{key: key, doc: nicDoc{Identity: id, NetnsCookie: m.cookie, PinDir: filepath.Join(m.config.PinDir, key)}}
+}
+
+// keyPrefix begins the keys of all NICs of this network namespace.
+func (m *Manager) keyPrefix() string { return fmt.Sprintf("%d-", m.cookie) }
+
+// find returns a NIC's link as it is now. The error is netdev.ErrNoDevice when it is gone, also if another NIC has its
+// index by now.
+func (m *Manager) find(id netdev.Identity) (netdev.Link, error) {
+	link, err := m.config.NICs.LinkByIndex(id.Index)
+	if err != nil {
+		return netdev.Link{}, fmt.Errorf("find %s: %w", id.Name, err)
+	}
+	if !netdev.Same(link, id) {
+		return netdev.Link{}, fmt.Errorf("find %s: %w: another device has its index", id.Name, netdev.ErrNoDevice)
 	}
 	return link, nil
 }
 
-// attach has our program on the NIC.
-func (m *Manager) attach(n *nic, s Settings) error {
-	// As it is now: the end of an earlier lease, or another device of the same request, may have changed it.
-	link, err := m.find(n)
+// inForce returns the NIC of a lease, or an error when it does not run our program.
+func (m *Manager) inForce(l *lease) (*nic, netdev.Link, error) {
+	link, err := m.find(l.doc.Identity)
 	if err != nil {
-		return err
+		return nil, link, fmt.Errorf("device %s: %w (the NIC that was leased is gone)", l.doc.Device, err)
 	}
+	n := m.nics[l.doc.NIC]
+	return n, link, verify(n, link)
+}
+
+// attach has our program on the NIC.
+func (m *Manager) attach(n *nic, link netdev.Link, s Settings) error {
 	if n.attachment != nil {
-		return m.verify(n, link)
+		return verify(n, link)
 	}
 	if link.XDP.Mode != netdev.XDPNone {
 		return foreign(link)
 	}
-	m.config.Fault("attach")
 	a, err := xdpprog.Attach(xdpprog.Config{
-		Ifindex: link.Index, Queues: max(link.RxQueues, 1), MultiBuffer: s.MultiBuffer,
-		CountUnclaimed: s.CountUnclaimed, AllowGeneric: s.AllowGeneric, PinDir: n.doc.PinDir,
+		Ifindex: link.Index, Queues: max(link.RxQueues, 1), MultiBuffer: n.doc.MultiBuffer,
+		CountUnclaimed: n.doc.CountUnclaimed, AllowGeneric: s.AllowGeneric, PinDir: n.doc.PinDir, Fault: m.config.Fault,
 	})
-	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
-		if now, ferr := m.find(n); ferr == nil && now.XDP.Mode != netdev.XDPNone {
+	switch {
+	case err == nil:
+		n.attachment = a
+		return nil
+	case errors.Is(err, xdpprog.ErrOccupied):
+		// Attached by someone since we looked.
+		if now, ferr := m.find(n.doc.Identity); ferr == nil && now.XDP.Mode != netdev.XDPNone {
 			return foreign(now)
 		}
+	case errors.Is(err, unix.ERANGE), errors.Is(err, unix.EINVAL):
+		return refuse("%v; the MTU of %s is %d", err, link.Name, link.MTU)
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return refuse("%v; the NIC is %s", err, link.Name)
 	}
-	if errors.Is(err, unix.ERANGE) || errors.Is(err, unix.EINVAL) {
-		err = fmt.Errorf("%w; the MTU of %s is %d", err, link.Name, link.MTU)
-	}
-	if err != nil {
-		return err
-	}
-	n.attachment = a
-	return nil
+	return err
 }
 
 // shows reports whether a program is the one that a device runs natively or in generic mode.
@@ -94,7 +129,7 @@ func foreign(link netdev.Link) error {
 }
 
 // verify returns an error unless the NIC shows our program.
-func (m *Manager) verify(n *nic, link netdev.Link) error {
+func verify(n *nic, link netdev.Link) error {
 	switch {
 	case n == nil || n.attachment == nil:
 		return refuse("our XDP program is not attached to %s", link.Name)
@@ -106,9 +141,19 @@ func (m *Manager) verify(n *nic, link netdev.Link) error {
 	return foreign(link)
 }
 
+// takeOut has the packets of a queue go to the stack again.
+func (m *Manager) takeOut(n *nic, queue int) error {
+	if n.attachment == nil {
+		return nil
+	}
+	if err := m.step("take socket out of XSKMAP"); err != nil {
+		return err
+	}
+	return n.attachment.Remove(queue)
+}
+
 // detach removes our program and its pins.
 func (m *Manager) detach(n *nic) error {
-	m.config.Fault("detach")
 	if n.attachment == nil {
 		return xdpprog.Remove(n.doc.PinDir)
 	}
@@ -136,9 +181,12 @@ func (m *Manager) Problems() map[int]string {
 	defer m.mu.Unlock()
 	problems := make(map[int]string)
 	for _, n := range m.nics {
-		link, err := m.find(n)
+		if !m.inUse(n) {
+			continue
+		}
+		link, err := m.find(n.doc.Identity)
 		if err == nil {
-			err = m.verify(n, link)
+			err = verify(n, link)
 		}
 		if err != nil && !errors.Is(err, netdev.ErrNoDevice) {
 			problems[n.doc.Identity.Index] = err.Error()
@@ -147,85 +195,31 @@ func (m *Manager) Problems() map[int]string {
 	return problems
 }
 
-// Manages reports whether a NIC shows our program for a lease.
+// Manages reports whether a NIC, as its link showed it, ran our program for a lease.
 func (m *Manager) Manages(link netdev.Link) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n := m.nics[nicKey(m.cookie, link.Identity())]
-	return n != nil && m.verify(n, link) == nil
+	return verify(m.nicOf(link), link) == nil
 }
 
-// Unclaimed returns the packets that found no socket, by NIC name and queue, of NICs with leases.
+// Unclaimed returns the packets that found no socket, by NIC name and queue, of NICs with leases that count them.
 func (m *Manager) Unclaimed() map[string][]uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := make(map[string][]uint64)
 	for _, n := range m.nics {
-		if n.attachment == nil {
+		if n.attachment == nil || !n.doc.CountUnclaimed {
+			continue
+		}
+		link, err := m.find(n.doc.Identity)
+		if err != nil {
 			continue
 		}
 		counts := make([]uint64, n.attachment.Queues())
 		for q := range counts {
 			counts[q], _ = n.attachment.Unclaimed(q)
 		}
-		all[n.doc.Identity.Name] = counts
+		all[link.Name] = counts
 	}
 	return all
-}
-
-// findZeroCopy finds out by one trial bind whether the NIC can do zero-copy, and remembers it.
-func (m *Manager) findZeroCopy(n *nic, d DeviceRequest) error {
-	if n.doc.ZeroCopy != nil || d.Settings.ZeroCopy == ZeroCopyNever {
-		return nil
-	}
-	m.config.Fault("try zero-copy")
-	err := trialBind(xsk.BindConfig{
-		Ifindex: d.Link.Index, Queue: uint32(d.Queue), Mode: xsk.ZeroCopyRequire,
-		NeedWakeup: d.Settings.NeedWakeup, MultiBuffer: d.Settings.MultiBuffer,
-	})
-	switch can := err == nil; {
-	case errors.Is(err, unix.EBUSY):
-		// Not found out. The next ADD, or the open, will tell.
-		return nil
-	case !can && d.Settings.ZeroCopy == ZeroCopyRequire:
-		return refuse("pool %s requires zero-copy, which %s cannot: %v", d.Settings.Pool, d.Link.Name, err)
-	default:
-		n.doc.ZeroCopy = &can
-	}
-	return m.writeNIC(n)
-}
-
-// isFree reports whether a trial bind shows that the queue of an ended lease is held no more.
-func (m *Manager) isFree(l *lease) bool {
-	n := m.nics[l.doc.NIC]
-	if n == nil {
-		n = &nic{key: l.doc.NIC, doc: nicDoc{Identity: l.doc.Identity}}
-	}
-	link, err := m.find(n)
-	if err != nil {
-		return errors.Is(err, netdev.ErrNoDevice)
-	}
-	err = trialBind(xsk.BindConfig{Ifindex: link.Index, Queue: uint32(l.doc.Queue), Mode: xsk.ZeroCopyOff})
-	return err == nil || !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENETDOWN)
-}
-
-// trialBind binds a small socket and closes it.
-func trialBind(c xsk.BindConfig) (err error) {
-	umem, err := xsk.NewUMEM(xsk.UMEMConfig{Frames: 64})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, umem.Close()) }()
-	s, err := xsk.NewSocket()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	if err := s.RegisterUMEM(umem.Bytes(), umem.Config); err != nil {
-		return err
-	}
-	if err := s.SetRings(xsk.RingSizes{Fill: 64, Completion: 64, RX: 64, TX: 64}); err != nil {
-		return err
-	}
-	return s.Bind(c)
 }

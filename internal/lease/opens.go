@@ -60,9 +60,7 @@ func (m *Manager) View(device string, cookie uint64) View {
 		return View{}
 	}
 	v := View{Leased: true, Open: l.open != nil, Queue: l.doc.Queue, Epoch: l.doc.Epoch, Settings: l.doc.Settings}
-	if n := m.nics[l.doc.NIC]; n != nil {
-		v.Link, _ = m.find(n)
-	}
+	v.Link, _ = m.find(l.doc.Identity)
 	return v
 }
 
@@ -75,27 +73,19 @@ func (m *Manager) Grant(device string, cookie uint64) (Grant, error) {
 		return Grant{}, err
 	}
 	if l.open != nil {
-		return Grant{}, fmt.Errorf("device %s: %w by another connection of pod %s", device, ErrBusy, l.doc.Pod)
+		return Grant{}, alreadyOpen(l)
 	}
-	return m.grant(l)
-}
-
-func (m *Manager) grant(l *lease) (Grant, error) {
-	n := m.nics[l.doc.NIC]
-	link, err := m.find(n)
+	n, link, err := m.inForce(l)
 	if err != nil {
-		return Grant{}, fmt.Errorf("device %s: %w (the NIC that was leased is gone)", l.doc.Device, err)
-	}
-	if err := m.verify(n, link); err != nil {
 		return Grant{}, err
 	}
-	tuning, err := m.tuning(n, link, l)
+	tuning, err := m.tuning(link, l)
 	if err != nil {
 		return Grant{}, err
 	}
 	return Grant{
 		Device: l.doc.Device, Queue: l.doc.Queue, Epoch: l.doc.Epoch, NetnsCookie: l.doc.NetnsCookie, Link: link,
-		Settings: l.doc.Settings, ZeroCopy: n.doc.ZeroCopy != nil && *n.doc.ZeroCopy, Tuning: tuning,
+		Settings: l.doc.Settings, ZeroCopy: n.doc.ZeroCopy != nil && n.doc.ZeroCopy.Can, Tuning: tuning,
 	}, nil
 }
 
@@ -112,16 +102,17 @@ func (m *Manager) PodZeroCopy(cookie uint64) (can bool, obstacle string) {
 		switch {
 		case l.doc.Settings.ZeroCopy == ZeroCopyNever:
 			return false, fmt.Sprintf("pool %s has zeroCopy: never", l.doc.Settings.Pool)
-		case n == nil || n.doc.ZeroCopy == nil || !*n.doc.ZeroCopy:
-			return false, fmt.Sprintf("%s cannot", l.doc.Identity.Name)
+		case n == nil || n.doc.ZeroCopy == nil:
+			return false, fmt.Sprintf("%s was not tried", l.doc.Identity.Name)
+		case !n.doc.ZeroCopy.Can:
+			return false, fmt.Sprintf("%s: %s", l.doc.Identity.Name, n.doc.ZeroCopy.Obstacle)
 		}
 	}
 	return true, ""
 }
 
 // Opened records the socket that was made with a grant and has the queue's packets go to it. On success the Manager
-// takes over socket; the connection that made it is told by revoke, from any goroutine, when the lease ends. group is
-// the cookie of the socket with which the UMEM was registered.
+// takes over socket; the connection that made it is told by revoke, from a goroutine of its own, when the lease ends.
 func (m *Manager) Opened(g Grant, socket *xsk.Socket, s Socket, revoke func(reason string)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -132,19 +123,20 @@ func (m *Manager) Opened(g Grant, socket *xsk.Socket, s Socket, revoke func(reas
 	if l.doc.Epoch != g.Epoch {
 		return fmt.Errorf("device %s: %w: its lease ended meanwhile", g.Device, ErrNotLeased)
 	}
-	if l.open != nil {
-		return fmt.Errorf("device %s: %w by another connection of pod %s", g.Device, ErrBusy, l.doc.Pod)
+	n, err := m.openable(l)
+	if err != nil {
+		return err
 	}
-	before := l.doc.Socket
-	l.doc.Socket = &s
+	before := l.doc
+	l.doc.Socket, l.doc.Predecessor = &s, nil
 	if err := m.writeLease(l); err != nil {
-		l.doc.Socket = before
+		l.doc = before
 		return err
 	}
-	if err := m.nics[l.doc.NIC].attachment.Insert(l.doc.Queue, socket.FD()); err != nil {
-		return err
+	if err := m.takeIn(n, l, socket, revoke); err != nil {
+		l.doc = before
+		return errors.Join(err, m.writeLease(l))
 	}
-	l.open = &open{socket, revoke}
 	return nil
 }
 
@@ -164,22 +156,39 @@ func (m *Manager) Resumed(device string, cookie uint64, socket *xsk.Socket, revo
 	if l.doc.Socket == nil || l.doc.Socket.Cookie != sc {
 		return Lease{}, fmt.Errorf("device %s: %w", device, ErrNotYours)
 	}
-	if l.open != nil {
-		return Lease{}, fmt.Errorf("device %s: %w by another connection of pod %s", device, ErrBusy, l.doc.Pod)
-	}
-	n := m.nics[l.doc.NIC]
-	link, err := m.find(n)
+	n, err := m.openable(l)
 	if err != nil {
 		return Lease{}, err
 	}
-	if err := m.verify(n, link); err != nil {
+	if err := m.takeIn(n, l, socket, revoke); err != nil {
 		return Lease{}, err
+	}
+	return l.copy(), nil
+}
+
+// openable returns the NIC of a lease unless the device is open, or the lease is not in force.
+func (m *Manager) openable(l *lease) (*nic, error) {
+	if l.open != nil {
+		return nil, alreadyOpen(l)
+	}
+	n, _, err := m.inForce(l)
+	return n, err
+}
+
+func alreadyOpen(l *lease) error {
+	return fmt.Errorf("device %s: %w by another connection of pod %s", l.doc.Device, ErrBusy, l.doc.Pod)
+}
+
+// takeIn has the packets of a lease's queue go to a socket.
+func (m *Manager) takeIn(n *nic, l *lease, socket *xsk.Socket, revoke func(reason string)) error {
+	if err := m.step("put socket into XSKMAP"); err != nil {
+		return err
 	}
 	if err := n.attachment.Insert(l.doc.Queue, socket.FD()); err != nil {
-		return Lease{}, err
+		return err
 	}
 	l.open = &open{socket, revoke}
-	return l.copy(), nil
+	return nil
 }
 
 // Share returns a descriptor of its own, for the caller to close, of an open socket on the UMEM of which group is the
@@ -216,8 +225,8 @@ func (m *Manager) Closed(device string, epoch uint64, done bool) {
 	if l == nil || l.doc.Epoch != epoch || l.open == nil {
 		return
 	}
-	if n := m.nics[l.doc.NIC]; done && n != nil && n.attachment != nil {
-		_ = n.attachment.Remove(l.doc.Queue)
+	if n := m.nics[l.doc.NIC]; done && n != nil {
+		_ = m.takeOut(n, l.doc.Queue) // the kernel takes it out with the socket's end
 	}
 	_ = l.open.socket.Close()
 	l.open = nil

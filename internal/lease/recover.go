@@ -4,8 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/afxdp-project/afxdp/internal/xdpprog"
 	"github.com/afxdp-project/afxdp/pkg/netdev"
 )
 
@@ -19,27 +24,10 @@ func (m *Manager) recover() []error {
 			findings = append(findings, err)
 		}
 	}
-	found(m.journal.readAll(kindNIC, func(key string, body []byte) error {
-		n := &nic{key: key}
-		if err := json.Unmarshal(body, &n.doc); err != nil {
-			return err
-		}
-		if n.doc.NetnsCookie != m.cookie {
-			return fmt.Errorf("%s is in another network namespace; its settings are left as they are", n.doc.Identity.Name)
-		}
-		m.nics[key] = n
-		return nil
-	}))
-	found(m.journal.readAll(kindLease, func(_ string, body []byte) error {
-		l := &lease{}
-		if err := json.Unmarshal(body, &l.doc); err != nil {
-			return err
-		}
-		l.held.since = time.Now()
-		m.epoch = max(m.epoch, l.doc.Epoch)
-		m.leases[l.doc.Device] = l
-		return nil
-	}))
+	found(m.load())
+	if slices.ContainsFunc(findings, func(err error) bool { return errors.Is(err, errVersion) }) {
+		return findings
+	}
 	for _, n := range m.nics {
 		found(m.reopen(n))
 	}
@@ -47,64 +35,97 @@ func (m *Manager) recover() []error {
 		switch {
 		case l.doc.State == StateActivating:
 			found(m.end(l, "its activation was interrupted"))
+		case l.doc.State == StateEnding:
+			found(m.end(l, "its end was interrupted"))
 		case l.doc.State == StateActive && m.nics[l.doc.NIC] == nil:
 			found(fmt.Errorf("the journal has no document of the NIC of %s", l.doc.Device))
 			found(m.end(l, "its NIC is not known"))
-		case l.doc.State == StateEnding:
-			found(m.end(l, "its end was interrupted"))
 		}
 	}
 	for _, n := range m.nics {
 		found(m.recoverNIC(n))
 	}
+	found(m.removeStrayPins())
 	return findings
 }
 
-// recoverNIC puts back what nobody holds, and has our program on a NIC that has leases.
+// load reads the documents. NICs of other network namespaces, and their leases, are left alone: they may be within reach
+// of a later agent.
+func (m *Manager) load() error {
+	elsewhere := make(map[string]bool)
+	nics := m.journal.readAll(kindNIC, func(key string, body []byte) error {
+		n := &nic{key: key}
+		if err := json.Unmarshal(body, &n.doc); err != nil {
+			return err
+		}
+		if n.doc.NetnsCookie != m.cookie {
+			elsewhere[key] = true
+			return fmt.Errorf("%s is in another network namespace; its settings are left as they are", n.doc.Identity.Name)
+		}
+		for _, k := range n.doc.Knobs {
+			if k == nil || k.Holders == nil {
+				return errors.New("a knob is not whole")
+			}
+			k.set = true
+			n.intend(k)
+		}
+		m.nics[key] = n
+		m.remember(n)
+		return nil
+	})
+	leases := m.journal.readAll(kindLease, func(_ string, body []byte) error {
+		l := &lease{heldSince: time.Now()}
+		if err := json.Unmarshal(body, &l.doc); err != nil {
+			return err
+		}
+		if !elsewhere[l.doc.NIC] {
+			m.epoch = max(m.epoch, l.doc.Epoch)
+			m.leases[l.doc.Device] = l
+		}
+		return nil
+	})
+	return errors.Join(nics, leases)
+}
+
+// recoverNIC has our program on a NIC that has leases, tuned as they want it, and forgets one that has none.
 func (m *Manager) recoverNIC(n *nic) error {
-	link, err := m.find(n)
-	if errors.Is(err, netdev.ErrNoDevice) {
-		n.doc.Knobs = nil
-		if m.inUse(n, nil) {
-			// The leases stay until their pods go; nothing can be opened meanwhile.
-			return errors.Join(m.detach(n), m.writeNIC(n))
-		}
-	} else if err != nil {
-		return err
+	if !m.inUse(n) {
+		return errors.Join(m.tune(n), m.retire(n))
 	}
-	var errs []error
-	gone := make(map[string]bool)
-	for _, k := range n.doc.Knobs {
-		for device := range k.Holders {
-			l := m.leases[device]
-			gone[device] = l == nil || l.doc.NIC != n.key || l.doc.State != StateActive
-		}
+	link, err := m.find(n.doc.Identity)
+	if err != nil {
+		// The leases stay until their pods go; nothing can be opened meanwhile.
+		return errors.Join(err, m.tune(n))
 	}
-	for device, is := range gone {
-		if is {
-			errs = append(errs, m.untune(n, link, device))
-		}
-	}
-	if m.inUse(n, nil) {
-		if n.attachment == nil {
-			errs = append(errs, m.reattach(n))
-		}
-		return errors.Join(errs...)
-	}
-	if err := errors.Join(append(errs, m.detach(n))...); err != nil {
-		return err
-	}
-	delete(m.nics, n.key)
-	return m.journal.remove(kindNIC, n.key)
+	return errors.Join(m.reattach(n, link), m.tune(n))
 }
 
 // reattach attaches the program for leases whose attachment is lost. Their sockets are put into the new XSKMAP when
 // their clients resume.
-func (m *Manager) reattach(n *nic) error {
-	for _, l := range m.leases {
-		if l.doc.NIC == n.key && l.doc.State == StateActive {
-			return m.attach(n, l.doc.Settings)
+func (m *Manager) reattach(n *nic, link netdev.Link) error {
+	if n.attachment != nil {
+		return nil
+	}
+	for _, l := range m.sorted() {
+		if l.needs(n) {
+			return m.attach(n, link, l.doc.Settings)
 		}
 	}
 	return nil
+}
+
+// removeStrayPins removes our program from NICs of which the journal has no readable document.
+func (m *Manager) removeStrayPins() error {
+	entries, err := os.ReadDir(m.config.PinDir)
+	if err != nil {
+		return fmt.Errorf("read pin directory: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), m.keyPrefix()) && m.nics[e.Name()] == nil {
+			dir := filepath.Join(m.config.PinDir, e.Name())
+			errs = append(errs, fmt.Errorf("%s belongs to no NIC in the journal; it is removed", dir), xdpprog.Remove(dir))
+		}
+	}
+	return errors.Join(errs...)
 }

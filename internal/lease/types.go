@@ -78,6 +78,9 @@ type Lease struct {
 	State       State           `json:"state"`
 	Settings    Settings        `json:"settings"`
 	Socket      *Socket         `json:"socket,omitempty"`
+	// Predecessor is the pod whose lease of the queue ended when this one began. Until the queue has been opened, its
+	// processes may hold it still.
+	Predecessor *Pod `json:"predecessor,omitempty"`
 }
 
 // Sandbox returns the container id of the pod's sandbox.
@@ -86,6 +89,14 @@ func (l *Lease) Sandbox() string {
 		return ""
 	}
 	return l.Attachments[0].ContainerID
+}
+
+// holder returns the pod whose processes may hold the queue.
+func (l *Lease) holder() Pod {
+	if l.Socket == nil && l.Predecessor != nil {
+		return *l.Predecessor
+	}
+	return l.Pod
 }
 
 // Socket is the AF_XDP socket that was last made for a lease. It may be gone.
@@ -100,14 +111,14 @@ type nicDoc struct {
 	Identity    netdev.Identity `json:"identity"`
 	NetnsCookie uint64          `json:"netnsCookie"`
 	PinDir      string          `json:"pinDir"`
-	MultiBuffer bool            `json:"multiBuffer"`
-	// ZeroCopy is what a trial bind found, or nil.
-	ZeroCopy *bool `json:"zeroCopy,omitempty"`
+	// MultiBuffer and CountUnclaimed are as the pool of the NIC's first lease has them.
+	MultiBuffer    bool `json:"multiBuffer"`
+	CountUnclaimed bool `json:"countUnclaimed"`
+	// ZeroCopy is what a trial bind found, or nil without one.
+	ZeroCopy *zeroCopy `json:"zeroCopy,omitempty"`
 	// Knobs are in the order in which they were first changed.
-	Knobs []knob `json:"knobs,omitempty"`
+	Knobs []*knob `json:"knobs,omitempty"`
 }
-
-func nicKey(cookie uint64, id netdev.Identity) string { return fmt.Sprintf("%d-%d", cookie, id.Index) }
 
 // Device names a device and says where it is.
 type Device struct {

@@ -1,0 +1,425 @@
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/afxdp-project/afxdp/internal/testutil"
+	"github.com/afxdp-project/afxdp/pkg/netdev"
+	"github.com/afxdp-project/afxdp/pkg/xsk"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(storyEnv) != "" {
+		os.Exit(tellStory())
+	}
+	os.Exit(testutil.Main(m))
+}
+
+const (
+	stateDir = "/run/afxdp/state"
+	pinDir   = "/sys/fs/bpf/afxdp"
+	near     = "lsnear"
+	far      = "lsfar"
+	queues   = 4
+	// patience is how long anything may take that is bound to happen.
+	patience = 10 * time.Second
+)
+
+// node is the agent's side of a test: a NIC with four queues and a Manager for it.
+type node struct {
+	*Manager
+	tb    testing.TB
+	nics  *netdev.Handle
+	fault func(step string) error
+}
+
+// newNode makes a node, and makes sure that nothing is left of it when the test ends.
+func newNode(tb testing.TB) *node {
+	tb.Helper()
+	testutil.Veth(tb, testutil.VethPair{Near: near, Far: far, Queues: queues})
+	n := emptyNode(tb)
+	n.start()
+	tb.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			tb.Error(err)
+		}
+		n.wantNothingLeft()
+	})
+	return n
+}
+
+// emptyNode has no Manager yet.
+func emptyNode(tb testing.TB) *node {
+	tb.Helper()
+	testutil.NeedKernel(tb)
+	nics, err := netdev.Open()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = nics.Close() })
+	tb.Cleanup(func() { _ = os.RemoveAll(stateDir) })
+	return &node{tb: tb, nics: nics}
+}
+
+func (n *node) config() Config {
+	return Config{StateDir: stateDir, PinDir: pinDir, NICs: n.nics, Fault: func(step string) error {
+		if n.fault == nil {
+			return nil
+		}
+		return n.fault(step)
+	}}
+}
+
+// start starts an agent that has nothing to report.
+func (n *node) start() {
+	n.tb.Helper()
+	if findings := n.startReporting(); len(findings) > 0 {
+		n.tb.Errorf("findings at the start: %v", errors.Join(findings...))
+	}
+}
+
+func (n *node) startReporting() (findings []error) {
+	n.tb.Helper()
+	var err error
+	if n.Manager, findings, err = New(n.config()); err != nil {
+		n.tb.Fatal(err)
+	}
+	return findings
+}
+
+// restart starts the agent anew.
+func (n *node) restart() {
+	n.tb.Helper()
+	if err := n.Close(); err != nil {
+		n.tb.Error(err)
+	}
+	n.start()
+}
+
+func (n *node) link(name string) netdev.Link {
+	n.tb.Helper()
+	l, err := n.nics.LinkByName(name)
+	if err != nil {
+		n.tb.Fatal(err)
+	}
+	return l
+}
+
+// pod is a pod sandbox; the number is that of its network namespace.
+type pod struct {
+	name, sandbox string
+	cookie        uint64
+}
+
+var (
+	alice = pod{"alice", "a1", 1 << 40}
+	bob   = pod{"bob", "b1", 1<<40 + 1}
+)
+
+var pooled = Settings{
+	Pool: "fast", ZeroCopy: ZeroCopyNever, NeedWakeup: true, CountUnclaimed: true, BusyPollBudget: 64,
+	DeferHardIRQs: 2, GROFlushTimeout: 200 * time.Microsecond,
+}
+
+func (p pod) attachment(ifname string) Attachment {
+	return Attachment{Network: "net", ContainerID: p.sandbox, Ifname: ifname}
+}
+
+func deviceID(queue int) string { return fmt.Sprintf("%s-q%d", near, queue) }
+
+// request is what an ADD for eth0 of a pod with some queues asks for.
+func (n *node) request(p pod, queues ...int) Request {
+	n.tb.Helper()
+	r := Request{
+		Pod: Pod{UID: "uid-" + p.name, Namespace: "default", Name: p.name}, NetnsCookie: p.cookie,
+		Attachment: p.attachment("eth0"),
+	}
+	for _, q := range queues {
+		r.Devices = append(r.Devices, DeviceRequest{Device{deviceID(q), n.link(near), q}, pooled})
+	}
+	return r
+}
+
+// add is a CNI ADD that must succeed.
+func (n *node) add(p pod, queues ...int) {
+	n.tb.Helper()
+	n.ok(n.Activate(n.request(p, queues...)))
+}
+
+// del is a CNI DEL of eth0, which must succeed.
+func (n *node) del(p pod) {
+	n.tb.Helper()
+	n.ok(n.Detach(p.attachment("eth0")))
+}
+
+func (n *node) ok(err error) {
+	n.tb.Helper()
+	if err != nil {
+		n.tb.Fatal(err)
+	}
+}
+
+// state is what of a NIC the leases change.
+type state struct {
+	XDP          netdev.XDP
+	Defer, Flush string // as sysfs has them
+}
+
+func (n *node) state(name string) state {
+	n.tb.Helper()
+	return state{n.link(name).XDP, readFile(n.tb, name, "napi_defer_hard_irqs"), readFile(n.tb, name, "gro_flush_timeout")}
+}
+
+func readFile(tb testing.TB, nic, file string) string {
+	tb.Helper()
+	b, err := os.ReadFile(filepath.Join("/sys/class/net", nic, file))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// setKnobs sets the NIC's settings as an operator does.
+func (n *node) setKnobs(deferral uint32, flush time.Duration) {
+	n.tb.Helper()
+	n.ok(n.nics.SetDeviceSettings(n.link(near).Index, netdev.DeviceSettings{DeferHardIRQs: &deferral, GROFlushTimeout: &flush}))
+}
+
+// wantKnobs checks napi_defer_hard_irqs and gro_flush_timeout.
+func (n *node) wantKnobs(when, deferral, flush string) {
+	n.tb.Helper()
+	if s := n.state(near); s.Defer != deferral || s.Flush != flush {
+		n.tb.Errorf("%s: napi_defer_hard_irqs %s, gro_flush_timeout %s; want %s, %s", when, s.Defer, s.Flush, deferral, flush)
+	}
+}
+
+// wantState checks that the NIC is as it was.
+func (n *node) wantState(when string, want state) {
+	n.tb.Helper()
+	if now := n.state(near); now != want {
+		n.tb.Errorf("%s the NIC is not as before:\n now %+v\nwant %+v", when, now, want)
+	}
+}
+
+// wantAttached checks that the NIC shows our program, whose pins there are.
+func (n *node) wantAttached(when string) {
+	n.tb.Helper()
+	if l := n.link(near); !n.Manages(l) || l.XDP.Mode != netdev.XDPNative {
+		n.tb.Errorf("%s our program is not attached: %+v", when, l.XDP)
+	}
+	if len(list(n.tb, pinDir)) != 1 {
+		n.tb.Errorf("%s the pins are %v, want those of one NIC", when, list(n.tb, pinDir))
+	}
+}
+
+// wantLeases checks which devices are leased, as "lsnear-q0 alice a1 active".
+func (n *node) wantLeases(when string, want ...string) {
+	n.tb.Helper()
+	var got []string
+	for _, l := range n.Leases() {
+		got = append(got, fmt.Sprintf("%s %s %s %s", l.Device, l.Pod.Name, l.Sandbox(), l.State))
+	}
+	if !slices.Equal(got, want) {
+		n.tb.Errorf("%s the leases are %q, want %q", when, got, want)
+	}
+}
+
+func leaseOf(queue int, p pod) string { return fmt.Sprintf("%s %s %s active", deviceID(queue), p.name, p.sandbox) }
+
+// wantNothingLeft checks that neither a document nor a pin is left.
+func (n *node) wantNothingLeft() {
+	n.tb.Helper()
+	if docs := documents(n.tb); len(docs) > 0 {
+		n.tb.Errorf("left in the journal: %v", docs)
+	}
+	if pins := list(n.tb, pinDir); len(pins) > 0 {
+		n.tb.Errorf("left of the pins: %v", pins)
+	}
+}
+
+// documents lists the files of the journal.
+func documents(tb testing.TB) []string {
+	tb.Helper()
+	return slices.DeleteFunc(list(tb, stateDir), func(name string) bool { return name == "lock" })
+}
+
+func list(tb testing.TB, dir string) (names []string) {
+	tb.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// wantError checks that an error says something.
+func wantError(tb testing.TB, what string, err error, says ...string) {
+	tb.Helper()
+	if err == nil {
+		tb.Errorf("%s: no error", what)
+		return
+	}
+	for _, s := range says {
+		if !strings.Contains(err.Error(), s) {
+			tb.Errorf("%s: the error is %q, want it to say %q", what, err, s)
+		}
+	}
+}
+
+// within calls done until it is true.
+func within(tb testing.TB, what string, done func() bool) {
+	tb.Helper()
+	for deadline := time.Now().Add(patience); !done(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			tb.Fatalf("this did not happen: %s", what)
+		}
+	}
+}
+
+// port is an AF_XDP socket with its memory, as a process has it.
+type port struct {
+	tb     testing.TB
+	umem   *xsk.UMEM
+	socket *xsk.Socket
+	rings  *xsk.Rings
+	frames *xsk.Frames
+}
+
+var portRings = xsk.RingSizes{Fill: 64, Completion: 64, RX: 64, TX: 64}
+
+// bind makes a bound socket that no XDP program knows yet. One that the kernel is still releasing is waited for.
+func bind(tb testing.TB, ifindex, queue int) *port {
+	tb.Helper()
+	p := &port{tb: tb}
+	tb.Cleanup(p.close)
+	var err error
+	if p.umem, err = xsk.NewUMEM(xsk.UMEMConfig{Frames: 64}); err != nil {
+		tb.Fatal(err)
+	}
+	if p.socket, err = xsk.NewSocket(); err != nil {
+		tb.Fatal(err)
+	}
+	if err := errors.Join(p.socket.RegisterUMEM(p.umem.Bytes(), p.umem.Config), p.socket.SetRings(portRings)); err != nil {
+		tb.Fatal(err)
+	}
+	within(tb, "bind", func() bool {
+		err = p.socket.Bind(xsk.BindConfig{Ifindex: ifindex, Queue: uint32(queue), Mode: xsk.ZeroCopyOff, NeedWakeup: true})
+		return !errors.Is(err, unix.EBUSY)
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if p.rings, err = p.socket.Map(portRings); err != nil {
+		tb.Fatal(err)
+	}
+	p.frames = xsk.NewFrames(p.umem.Config, 0, 64)
+	addrs := make([]uint64, 32)
+	p.frames.Get(addrs)
+	p.rings.Fill.Refill(addrs)
+	return p
+}
+
+// close ends the process: its descriptor and its mappings go.
+func (p *port) close() {
+	if p.rings != nil {
+		if err := p.rings.Close(); err != nil {
+			p.tb.Error(err)
+		}
+	}
+	if p.socket != nil {
+		_ = p.socket.Close()
+	}
+	_ = p.umem.Close()
+	p.rings = nil
+}
+
+// open opens a device of a pod, as the handoff does. The pod's process has what is returned.
+func (n *node) open(p pod, queue int, revoke func(reason string)) (*port, Grant) {
+	n.tb.Helper()
+	g, err := n.Grant(deviceID(queue), p.cookie)
+	n.ok(err)
+	process := bind(n.tb, g.Link.Index, g.Queue)
+	agents, err := process.socket.Dup()
+	n.ok(err)
+	if err := n.Opened(g, agents, process.record(), revoke); err != nil {
+		_ = agents.Close()
+		n.tb.Fatal(err)
+	}
+	return process, g
+}
+
+// record is what the journal keeps of the socket.
+func (p *port) record() Socket {
+	p.tb.Helper()
+	c, err := p.socket.Cookie()
+	if err != nil {
+		p.tb.Fatal(err)
+	}
+	return Socket{Cookie: c, Group: c}
+}
+
+func ignored(string) {}
+
+// sender sends on the other end of the wire: what goes out on a queue there comes in on the same queue of the NIC.
+func (n *node) sender(queue int) *port {
+	n.tb.Helper()
+	return bind(n.tb, n.link(far).Index, queue)
+}
+
+// send sends one packet.
+func (p *port) send() {
+	p.tb.Helper()
+	var addr [1]uint64
+	if p.frames.Get(addr[:]) != 1 {
+		p.tb.Fatal("no frame is free")
+	}
+	d := xsk.Desc{Addr: addr[0], Len: 64}
+	// Of an experimental Ethernet type, to everybody.
+	copy(p.umem.Packet(d), []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xb5})
+	p.rings.TX.Transmit([]xsk.Desc{d})
+	within(p.tb, "a packet is sent", func() bool {
+		if err := p.socket.WakeTX(); err != nil && !errors.Is(err, xsk.ErrAgain) {
+			p.tb.Fatal(err)
+		}
+		got := p.rings.Completion.Complete(addr[:])
+		p.frames.Put(addr[:got])
+		return got == 1
+	})
+}
+
+// wantPacket sends packets until one arrives: those in flight at a change of the program are lost.
+func (p *port) wantPacket(when string, from *port) {
+	p.tb.Helper()
+	var descs [1]xsk.Desc
+	within(p.tb, when+" a packet arrives at the socket", func() bool {
+		from.send()
+		got := p.rings.RX.Receive(descs[:])
+		p.frames.PutPackets(descs[:got])
+		return got == 1
+	})
+	for p.rings.RX.Receive(descs[:]) > 0 {
+		p.frames.PutPackets(descs[:])
+	}
+}
+
+// wantUnclaimed sends packets until the program has counted one that found no socket.
+func (n *node) wantUnclaimed(when string, queue int, from *port) {
+	n.tb.Helper()
+	before := n.Unclaimed()[near][queue]
+	within(n.tb, when+" a packet goes to the stack", func() bool {
+		from.send()
+		return n.Unclaimed()[near][queue] > before
+	})
+}
