@@ -2,6 +2,7 @@ package testutil
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -65,12 +66,14 @@ func (ns *Netns) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(
 func (ns *Netns) Do(f func() error) error {
 	done := make(chan error)
 	go func() {
+		err := errors.New("the function ended its goroutine")
+		defer func() { done <- err }() // also when f calls FailNow
 		runtime.LockOSThread()
-		if err := unix.Setns(ns.FD(), unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("enter the network namespace: %w", err)
+		if err = unix.Setns(ns.FD(), unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("enter the network namespace: %w", err)
 			return
 		}
-		done <- f()
+		err = f()
 	}()
 	return <-done
 }
