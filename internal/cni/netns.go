@@ -1,11 +1,10 @@
 package cni
 
 import (
-	"errors"
 	"fmt"
-	"runtime"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/plugins/pkg/ns"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,33 +27,12 @@ func podCookie(path string) (uint64, error) {
 }
 
 // cookieAt makes a socket in the namespace at path and reads its cookie.
-func cookieAt(path string) (uint64, error) {
-	// Nonblocking: what is at path may be anything, a FIFO without a writer too.
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
-	if err != nil {
-		return 0, fmt.Errorf("open: %w", err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	type result struct {
-		cookie uint64
-		err    error
-	}
-	done := make(chan result)
-	go func() {
-		// Never unlocked: the thread that has switched ends with the goroutine and serves nobody else.
-		runtime.LockOSThread()
-		switch err := unix.Setns(fd, unix.CLONE_NEWNET); {
-		case errors.Is(err, unix.EINVAL):
-			done <- result{err: fmt.Errorf("enter: not a network namespace: %w", err)}
-		case err != nil:
-			done <- result{err: fmt.Errorf("enter: %w", err)}
-		default:
-			cookie, err := cookieHere()
-			done <- result{cookie, err}
-		}
-	}()
-	r := <-done
-	return r.cookie, r.err
+func cookieAt(path string) (cookie uint64, err error) {
+	err = ns.WithNetNSPath(path, func(ns.NetNS) error {
+		cookie, err = cookieHere()
+		return err
+	})
+	return cookie, err
 }
 
 // cookieHere reads the cookie of the calling thread's network namespace, from SO_NETNS_COOKIE (Linux 5.14).
