@@ -155,7 +155,7 @@ func (n *nic) intend(k *knob) {
 	k.Ours = append(slices.DeleteFunc(k.Ours, func(v uint64) bool { return v == value }), value)
 }
 
-// settle sets the knobs that are held and puts back those that are not, the last one first.
+// settle sets the knobs that are held, and puts back those that are not, the last one first.
 func (m *Manager) settle(n *nic, link netdev.Link) error {
 	if n.dirty {
 		if err := m.writeNIC(n); err != nil {
@@ -163,9 +163,13 @@ func (m *Manager) settle(n *nic, link netdev.Link) error {
 		}
 	}
 	var errs []error
-	for i, k := range slices.Backward(slices.Clone(n.doc.Knobs)) {
+	for _, k := range n.doc.Knobs {
 		if len(k.Holders) > 0 {
 			errs = append(errs, m.apply(link, k))
+		}
+	}
+	for i, k := range slices.Backward(slices.Clone(n.doc.Knobs)) {
+		if len(k.Holders) > 0 {
 			continue
 		}
 		done, err := m.restore(link, k)

@@ -8,14 +8,14 @@ import (
 
 func TestLeaseIsMadeAndPutBack(t *testing.T) {
 	n := newNode(t)
-	before := n.state(near)
+	before := n.now()
 
 	n.add(alice, 0, 2)
 	n.wantAttached("after ADD")
 	n.wantKnobs("after ADD", "2", "200000")
 	n.wantLeases("after ADD", leaseOf(0, alice), leaseOf(2, alice))
 	first, _ := n.Lease(deviceID(0))
-	during := n.state(near)
+	during := n.now()
 
 	// Field case 38: ADD retried after a success.
 	n.add(alice, 0, 2)
@@ -118,7 +118,7 @@ func TestDeferralThatSomeoneTurnedOffIsReported(t *testing.T) {
 // Field case 39: the DEL of the sandbox before comes after the ADD of the new one.
 func TestOldDelAfterNewAdd(t *testing.T) {
 	n := newNode(t)
-	before := n.state(near)
+	before := n.now()
 	n.add(alice, 0, 1)
 	old, _ := n.Lease(deviceID(0))
 
@@ -126,7 +126,7 @@ func TestOldDelAfterNewAdd(t *testing.T) {
 		again := alice
 		again.sandbox, again.cookie = "a2", alice.cookie+100
 		n.add(again, 0, 1)
-		during := n.state(near)
+		during := n.now()
 		n.del(alice)
 		n.wantLeases("after the old DEL", leaseOf(0, again), leaseOf(1, again))
 		n.wantState("after the old DEL", during)
@@ -154,7 +154,7 @@ func TestOldDelAfterNewAdd(t *testing.T) {
 // Field case 42: attachments that the runtime does not list are released.
 func TestCollectGarbage(t *testing.T) {
 	n := newNode(t)
-	before := n.state(near)
+	before := n.now()
 	n.add(alice, 0)
 	n.add(bob, 1)
 	other := n.request(alice, 0)
@@ -183,10 +183,11 @@ func TestEndStale(t *testing.T) {
 // Field case 41: ADD and DEL, many at once.
 func TestHundredAtOnce(t *testing.T) {
 	n := newNode(t)
-	before := n.state(near)
+	before := n.now()
 	done := make(chan error)
 	for q := range queues {
 		go func() {
+			n.inside()
 			done <- func() error {
 				for i := range 25 {
 					p := pod{"pod", string(rune('a'+q)) + string(rune('a'+i)), uint64(1)<<40 + uint64(q*100+i)}

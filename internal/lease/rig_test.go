@@ -1,10 +1,13 @@
 package lease
 
 import (
+	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -21,36 +24,41 @@ func TestMain(m *testing.M) {
 	if os.Getenv(storyEnv) != "" {
 		os.Exit(tellStory())
 	}
+	// The tests wait for the kernel more than they compute. The command line has the last word.
+	_ = flag.Set("test.parallel", "6")
 	os.Exit(testutil.Main(m))
 }
 
 const (
-	stateDir = "/run/afxdp/state"
-	pinDir   = "/sys/fs/bpf/afxdp"
-	near     = "lsnear"
-	far      = "lsfar"
-	queues   = 4
+	near   = "lsnear"
+	far    = "lsfar"
+	queues = 4
 	// patience is how long anything may take that is bound to happen.
-	patience = 10 * time.Second
+	patience = 20 * time.Second
 )
 
-// node is the agent's side of a test: a NIC with four queues and a Manager for it.
+// world is a network namespace with the directories that belong to it.
+type world struct{ state, pins, sysfs string }
+
+// node is the agent's side of a test, in a world of its own: a NIC with four queues and a Manager for it.
 type node struct {
 	*Manager
+	world
 	tb    testing.TB
+	netns *testutil.Netns
 	nics  *netdev.Handle
 	fault func(step string) error
 }
 
-// newNode makes a node, and makes sure that nothing is left of it when the test ends.
-func newNode(tb testing.TB) *node {
-	tb.Helper()
-	testutil.Veth(tb, testutil.VethPair{Near: near, Far: far, Queues: queues})
-	n := emptyNode(tb)
+// newNode makes a node, and makes sure that nothing is left of it when the test ends. The test's goroutine is in the
+// node's network namespace from then on, to its end; others call inside.
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := emptyNode(t)
 	n.start()
-	tb.Cleanup(func() {
+	t.Cleanup(func() {
 		if err := n.Close(); err != nil {
-			tb.Error(err)
+			t.Error(err)
 		}
 		n.wantNothingLeft()
 	})
@@ -58,20 +66,54 @@ func newNode(tb testing.TB) *node {
 }
 
 // emptyNode has no Manager yet.
-func emptyNode(tb testing.TB) *node {
-	tb.Helper()
-	testutil.NeedKernel(tb)
-	nics, err := netdev.Open()
-	if err != nil {
-		tb.Fatal(err)
+func emptyNode(t *testing.T) *node {
+	t.Helper()
+	testutil.NeedKernel(t)
+	t.Parallel()
+	n := &node{tb: t, netns: testutil.NewNetns(t)}
+	n.inside()
+	// The NIC is silent but for the test's packets.
+	for _, which := range []string{"all", "default"} {
+		_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/disable_ipv6", []byte("1"), 0)
 	}
-	tb.Cleanup(func() { _ = nics.Close() })
-	tb.Cleanup(func() { _ = os.RemoveAll(stateDir) })
-	return &node{tb: tb, nics: nics}
+	testutil.Veth(t, testutil.VethPair{Near: near, Far: far, Queues: queues})
+	n.world = newWorld(t)
+	var err error
+	if n.nics, err = (netdev.Config{SysfsRoot: n.sysfs}).Open(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.nics.Close() })
+	return n
+}
+
+func newWorld(t *testing.T) world {
+	t.Helper()
+	dir, err := os.MkdirTemp("/run", "node")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := world{filepath.Join(dir, "state"), filepath.Join("/sys/fs/bpf", filepath.Base(dir)), filepath.Join(dir, "sys")}
+	if err := errors.Join(os.Mkdir(w.sysfs, 0o700), unix.Mount("sysfs", w.sysfs, "sysfs", 0, "")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(unix.Unmount(w.sysfs, 0), os.RemoveAll(dir), os.RemoveAll(w.pins)); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// inside takes the calling goroutine into the node's network namespace, with a thread that ends with it.
+func (n *node) inside() {
+	runtime.LockOSThread()
+	if err := unix.Setns(n.netns.FD(), unix.CLONE_NEWNET); err != nil {
+		panic(err)
+	}
 }
 
 func (n *node) config() Config {
-	return Config{StateDir: stateDir, PinDir: pinDir, NICs: n.nics, Fault: func(step string) error {
+	return Config{StateDir: n.state, PinDir: n.pins, NICs: n.nics, Fault: func(step string) error {
 		if n.fault == nil {
 			return nil
 		}
@@ -168,24 +210,20 @@ func (n *node) ok(err error) {
 	}
 }
 
-// state is what of a NIC the leases change.
-type state struct {
+// nicState is what of a NIC the leases change.
+type nicState struct {
 	XDP          netdev.XDP
 	Defer, Flush string // as sysfs has them
 }
 
-func (n *node) state(name string) state {
+func (n *node) now() nicState {
 	n.tb.Helper()
-	return state{n.link(name).XDP, readFile(n.tb, name, "napi_defer_hard_irqs"), readFile(n.tb, name, "gro_flush_timeout")}
-}
-
-func readFile(tb testing.TB, nic, file string) string {
-	tb.Helper()
-	b, err := os.ReadFile(filepath.Join("/sys/class/net", nic, file))
-	if err != nil {
-		tb.Fatal(err)
+	read := func(file string) string {
+		b, err := os.ReadFile(filepath.Join(n.sysfs, "class/net", near, file))
+		n.ok(err)
+		return strings.TrimSpace(string(b))
 	}
-	return strings.TrimSpace(string(b))
+	return nicState{n.link(near).XDP, read("napi_defer_hard_irqs"), read("gro_flush_timeout")}
 }
 
 // setKnobs sets the NIC's settings as an operator does.
@@ -197,15 +235,15 @@ func (n *node) setKnobs(deferral uint32, flush time.Duration) {
 // wantKnobs checks napi_defer_hard_irqs and gro_flush_timeout.
 func (n *node) wantKnobs(when, deferral, flush string) {
 	n.tb.Helper()
-	if s := n.state(near); s.Defer != deferral || s.Flush != flush {
+	if s := n.now(); s.Defer != deferral || s.Flush != flush {
 		n.tb.Errorf("%s: napi_defer_hard_irqs %s, gro_flush_timeout %s; want %s, %s", when, s.Defer, s.Flush, deferral, flush)
 	}
 }
 
 // wantState checks that the NIC is as it was.
-func (n *node) wantState(when string, want state) {
+func (n *node) wantState(when string, want nicState) {
 	n.tb.Helper()
-	if now := n.state(near); now != want {
+	if now := n.now(); now != want {
 		n.tb.Errorf("%s the NIC is not as before:\n now %+v\nwant %+v", when, now, want)
 	}
 }
@@ -216,8 +254,8 @@ func (n *node) wantAttached(when string) {
 	if l := n.link(near); !n.Manages(l) || l.XDP.Mode != netdev.XDPNative {
 		n.tb.Errorf("%s our program is not attached: %+v", when, l.XDP)
 	}
-	if len(list(n.tb, pinDir)) != 1 {
-		n.tb.Errorf("%s the pins are %v, want those of one NIC", when, list(n.tb, pinDir))
+	if len(list(n.tb, n.pins)) != 1 {
+		n.tb.Errorf("%s the pins are %v, want those of one NIC", when, list(n.tb, n.pins))
 	}
 }
 
@@ -233,23 +271,25 @@ func (n *node) wantLeases(when string, want ...string) {
 	}
 }
 
-func leaseOf(queue int, p pod) string { return fmt.Sprintf("%s %s %s active", deviceID(queue), p.name, p.sandbox) }
+func leaseOf(queue int, p pod) string {
+	return fmt.Sprintf("%s %s %s active", deviceID(queue), p.name, p.sandbox)
+}
 
 // wantNothingLeft checks that neither a document nor a pin is left.
 func (n *node) wantNothingLeft() {
 	n.tb.Helper()
-	if docs := documents(n.tb); len(docs) > 0 {
+	if docs := n.documents(); len(docs) > 0 {
 		n.tb.Errorf("left in the journal: %v", docs)
 	}
-	if pins := list(n.tb, pinDir); len(pins) > 0 {
+	if pins := list(n.tb, n.pins); len(pins) > 0 {
 		n.tb.Errorf("left of the pins: %v", pins)
 	}
 }
 
 // documents lists the files of the journal.
-func documents(tb testing.TB) []string {
-	tb.Helper()
-	return slices.DeleteFunc(list(tb, stateDir), func(name string) bool { return name == "lock" })
+func (n *node) documents() []string {
+	n.tb.Helper()
+	return slices.DeleteFunc(list(n.tb, n.state), func(name string) bool { return name == "lock" })
 }
 
 func list(tb testing.TB, dir string) (names []string) {
@@ -378,6 +418,9 @@ func (n *node) sender(queue int) *port {
 	return bind(n.tb, n.link(far).Index, queue)
 }
 
+// header is that of a packet to everybody, of an experimental Ethernet type.
+var header = []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xb5}
+
 // send sends one packet.
 func (p *port) send() {
 	p.tb.Helper()
@@ -386,8 +429,7 @@ func (p *port) send() {
 		p.tb.Fatal("no frame is free")
 	}
 	d := xsk.Desc{Addr: addr[0], Len: 64}
-	// Of an experimental Ethernet type, to everybody.
-	copy(p.umem.Packet(d), []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1, 0x88, 0xb5})
+	copy(p.umem.Packet(d), header)
 	p.rings.TX.Transmit([]xsk.Desc{d})
 	within(p.tb, "a packet is sent", func() bool {
 		if err := p.socket.WakeTX(); err != nil && !errors.Is(err, xsk.ErrAgain) {
@@ -407,7 +449,7 @@ func (p *port) wantPacket(when string, from *port) {
 		from.send()
 		got := p.rings.RX.Receive(descs[:])
 		p.frames.PutPackets(descs[:got])
-		return got == 1
+		return got == 1 && bytes.Equal(p.umem.Packet(descs[0])[:len(header)], header)
 	})
 	for p.rings.RX.Receive(descs[:]) > 0 {
 		p.frames.PutPackets(descs[:])
