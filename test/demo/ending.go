@@ -168,7 +168,7 @@ func (s *story) count() error {
 	o.Seconds = s.source.flowed().Seconds()
 	o.Sent, o.Answered = total.Sent, total.Answered
 	drops, err := s.source.dropped()
-	o.Drops = drops + total.Sent - total.Answered
+	o.Drops = drops + total.missing()
 	o.PerQueue = make([]uint64, len(s.devices))
 	for _, r := range s.ended {
 		dropped, derr := r.dropped()

@@ -15,10 +15,14 @@ func (s *story) flow(d time.Duration) func(context.Context) error {
 		if err := sleep(ctx, d); err != nil {
 			return err
 		}
-		sent := s.source.total().Sent - before.Sent
-		s.screen.step("traffic: %d packets in %v, %.0f a second", sent, d, float64(sent)/d.Seconds())
+		s.showFlow(before, d)
 		return s.alive()
 	}
+}
+
+func (s *story) showFlow(before tally, d time.Duration) {
+	sent := s.source.total().Sent - before.Sent
+	s.screen.step("traffic: %d packets in %v, %.0f a second", sent, d.Round(time.Millisecond), float64(sent)/d.Seconds())
 }
 
 // alive fails when packets do not flow any more.
@@ -97,15 +101,17 @@ func (s *story) flowToTheEnd(ctx context.Context) error {
 	ctx, cancel := s.within(ctx)
 	defer cancel()
 	before, start := s.source.total(), time.Now()
+	// More than what must be shown, since the time of the draining counts too. A machine that is busy with other things
+	// gets more time.
+	var sent, seconds float64
 	err := s.source.until(ctx, func() bool {
-		return s.source.flowed() >= wholeFlow && s.source.total().Sent >= minPackets+minPackets/10
+		sent, seconds = float64(s.source.total().Sent), s.source.flowed().Seconds()
+		return seconds >= wholeFlow.Seconds() && sent >= 1.1*minPackets && sent >= 1.1*minRate*seconds
 	})
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %.0f packets in %.1f s; is the machine busy with other things?", err, sent, seconds)
 	}
-	d := time.Since(start)
-	sent := s.source.total().Sent - before.Sent
-	s.screen.step("traffic: %d packets in %v, %.0f a second", sent, d.Round(time.Millisecond), float64(sent)/d.Seconds())
+	s.showFlow(before, time.Since(start))
 	return s.alive()
 }
 
@@ -120,7 +126,7 @@ func (s *story) watch(ctx context.Context) {
 			return
 		case now := <-ticker.C:
 			tallies := s.source.tallies()
-			if s.source.sending.Load() {
+			if s.source.sending() {
 				var parts []string
 				for i, t := range tallies {
 					rate := float64(t.Answered-last[i].Answered) / now.Sub(lastTime).Seconds()

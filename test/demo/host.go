@@ -48,9 +48,6 @@ func onHost(bin string, logs bool) (outcome, error) {
 		return outcome{UID: -1}, err
 	}
 	o, err := runNode(bin, logs)
-	if err != nil {
-		err = fmt.Errorf("on the node: %w", err)
-	}
 	after, herr := lookAtHost()
 	o.Leftovers = append(o.Leftovers, before.changes(after)...)
 	return o, errors.Join(err, herr)
@@ -75,6 +72,8 @@ func runNode(bin string, logs bool) (o outcome, err error) {
 	cmd.Stderr, cmd.ExtraFiles = os.Stderr, []*os.File{to}
 	cmd.SysProcAttr = &unix.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID, Pdeathsig: unix.SIGKILL,
+		// A terminal's Ctrl-C comes here, and the node is told.
+		Setsid: true,
 	}
 	// The node shows what it knows, and ends; a kill is for one that does not.
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
@@ -91,8 +90,14 @@ func runNode(bin string, logs bool) (o outcome, err error) {
 	}
 	text, rerr := io.ReadAll(from)
 	err = cmd.Wait()
-	if ctx.Err() != nil {
-		err = errors.Join(context.Cause(ctx), err)
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case errors.As(err, &exit) && exit.ExitCode() == 1:
+		err = errors.New("see the node's last words above")
+	case err != nil:
+		err = fmt.Errorf("the node ended: %w", err)
 	}
 	if rerr == nil && len(text) > 0 {
 		rerr = json.Unmarshal(text, &o)

@@ -4,7 +4,7 @@ import "sync/atomic"
 
 // window is how many packets of a queue may be unanswered. A veth queue holds 256 packets each way, so with fewer none
 // is lost for want of room.
-const window = 128
+const window = 224
 
 // ledger keeps the books of one queue: packets are numbered from 0 in the order in which they are sent, and each must be
 // answered once. Its methods are for one goroutine, except for tally.
@@ -31,6 +31,9 @@ func (t *tally) list() [tallies]*uint64 {
 
 // faults counts the answers that should not have come.
 func (t tally) faults() uint64 { return t.Duplicate + t.Unsent + t.Reordered + t.Corrupt }
+
+// missing counts what is not answered.
+func (t tally) missing() uint64 { return t.Sent - min(t.Sent, t.Answered) }
 
 // next returns the number of the next packet to send, unless too many are unanswered.
 func (l *ledger) next() (number uint64, ok bool) {

@@ -56,6 +56,15 @@ func nodeMain(args []string) int {
 	return 0
 }
 
+// hurry has this session, which is the node and all that runs on it, go before what else the machine does, so that the
+// rate of packets is not a matter of luck. Where that is not allowed, it is one.
+func hurry() {
+	const nice = -10
+	_ = unix.Setpriority(unix.PRIO_PGRP, 0, nice)
+	// Where sessions are scheduled as groups, a process's own priority counts only within its session.
+	_ = os.WriteFile("/proc/self/autogroup", fmt.Append(nil, nice), 0)
+}
+
 // node is the machine that the agent runs on: its NIC is one end of a veth pair, whose other end is in the network
 // namespace of the traffic source.
 type node struct {
@@ -69,6 +78,7 @@ func setUpNode(bin string) (_ *node, err error) {
 	if err := mountNode(bin); err != nil {
 		return nil, err
 	}
+	hurry()
 	if err := testutil.SetUp("lo"); err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -95,6 +96,10 @@ func startContainer(started fakekubelet.Started) (*container, error) {
 	spec := containerSpec{
 		Netns: podNetns, Env: []string{runVariable + "=" + os.Getenv(runVariable)},
 		Args: []string{program, "l2fwd", "--json", "--progress", tellInterval},
+	}
+	if runtime.NumCPU() < 4 {
+		// With the source, a thread for each queue would be more busy threads than there are CPUs.
+		spec.Args = append(spec.Args, "--threads", "1")
 	}
 	for k, v := range started.Env {
 		spec.Env = append(spec.Env, k+"="+v)

@@ -23,8 +23,8 @@ type source struct {
 	ended chan struct{} // closed when the loop ended, with err
 	err   error
 
-	sending atomic.Bool
-	watch   stopwatch
+	turns atomic.Uint64 // of the tap: odd while packets are let flow
+	watch stopwatch
 }
 
 // lane is one queue of the source.
@@ -34,6 +34,7 @@ type lane struct {
 	rings   *xsk.Rings
 	ledger  ledger
 	packets *packets
+	turn    atomic.Uint64 // of the tap, as the loop has seen it
 }
 
 const (
@@ -74,8 +75,9 @@ func openSource(nic string, queues []int, peer net.HardwareAddr, pins string) (_
 			Handle: l.take, Generate: func(q *busypoll.Queue, frames []xsk.Desc) int { return s.send(l, q, frames) },
 		})
 	}
-	// The short sleep bounds how long the loop takes to notice that it may send again.
-	s.loop, err = busypoll.NewLoop(ports, busypoll.Config{MaxSleep: 5 * time.Millisecond})
+	// It goes to sleep soon, since on a small machine the pod needs the CPU to answer, but not for long, to notice that
+	// it may send again.
+	s.loop, err = busypoll.NewLoop(ports, busypoll.Config{IdleRounds: 50, MaxSleep: 5 * time.Millisecond})
 	return s, err
 }
 
@@ -112,7 +114,9 @@ func (s *source) start(ctx context.Context) {
 
 // send writes as many packets as the lane may have on their way.
 func (s *source) send(l *lane, q *busypoll.Queue, frames []xsk.Desc) int {
-	if !s.sending.Load() {
+	turn := s.turns.Load()
+	l.turn.Store(turn)
+	if !flows(turn) {
 		return 0
 	}
 	n := 0
@@ -150,17 +154,31 @@ func (s *source) flowed() time.Duration { return s.watch.read(time.Now()) }
 // resume lets packets flow.
 func (s *source) resume() {
 	s.watch.start(time.Now())
-	s.sending.Store(true)
+	s.turns.Add(1)
 }
+
+func flows(turn uint64) bool { return turn%2 == 1 }
+
+// sending reports whether packets are let flow.
+func (s *source) sending() bool { return flows(s.turns.Load()) }
 
 // pause stops sending, and returns when all that was sent is answered.
 func (s *source) pause(ctx context.Context) error {
-	s.sending.Store(false)
+	turn := s.turns.Add(1)
 	defer func() { s.watch.stop(time.Now()) }()
-	return s.until(ctx, func() bool {
+	err := s.until(ctx, func() bool {
+		for _, l := range s.lanes {
+			if l.turn.Load() != turn { // it may be about to send some more
+				return false
+			}
+		}
 		t := s.total()
 		return t.Sent == t.Answered
 	})
+	if err != nil {
+		return fmt.Errorf("wait for the last answers: %w", err)
+	}
+	return nil
 }
 
 // until waits until cond holds. It fails when the loop ends, or ctx.
@@ -170,7 +188,7 @@ func (s *source) until(ctx context.Context, cond func() bool) error {
 		case <-s.ended:
 			return fmt.Errorf("the traffic source has ended: %w", errors.Join(s.err, ctx.Err()))
 		case <-ctx.Done():
-			return fmt.Errorf("wait for answers: %w (%s)", context.Cause(ctx), s.describe())
+			return fmt.Errorf("%w (%s)", context.Cause(ctx), s.describe())
 		case <-time.After(time.Millisecond):
 		}
 	}

@@ -70,11 +70,16 @@ func (s *story) tell(bin string) error {
 		s.compare,
 	} {
 		if err := chapter(ctx); err != nil {
-			s.count()
+			_ = s.count() // what there is
 			return err
 		}
 	}
-	return s.count()
+	return errors.Join(s.count(), s.leave())
+}
+
+// leave takes down what is the node's own. After a failure its namespaces go all the same, with the process.
+func (s *story) leave() error {
+	return errors.Join(s.source.close(), s.kubelet.Close(), s.node.close())
 }
 
 // within bounds a step, which also ends when the agent does.
