@@ -13,7 +13,7 @@ var errNoNAPI = errors.New("the queue has no NAPI")
 
 // queues returns a NIC's queues, receive queues first; nil where the kernel cannot tell.
 func (m *Manager) queues(link netdev.Link) ([]netdev.Queue, error) {
-	queues, err := m.config.NICs.Queues(link.Index)
+	queues, err := m.config.napis.Queues(link.Index)
 	if errors.Is(err, netdev.ErrUnsupported) {
 		return nil, nil
 	}
@@ -68,7 +68,7 @@ func (m *Manager) scopes(link netdev.Link, queue int) ([]knobScope, error) {
 
 // settable reports whether the kernel has settings for one NAPI: what it returns, it lets be set.
 func (m *Manager) settable(id uint32) (bool, error) {
-	napi, err := m.config.NICs.NAPI(id)
+	napi, err := m.config.napis.NAPI(id)
 	if errors.Is(err, netdev.ErrUnsupported) {
 		return false, nil
 	}
@@ -95,7 +95,7 @@ func (m *Manager) readKnob(link netdev.Link, name knobName, scope knobScope) (va
 	if id == 0 {
 		return 0, 0, fmt.Errorf("read %s of %s queue %d: %w", name, link.Name, scope.Queue, errNoNAPI)
 	}
-	found, err := m.config.NICs.NAPI(id)
+	found, err := m.config.napis.NAPI(id)
 	s := found.Settings
 	switch {
 	case errors.Is(err, netdev.ErrNoNAPI):
@@ -142,7 +142,7 @@ func (m *Manager) writeUnchecked(link netdev.Link, name knobName, scope knobScop
 		return errNoNAPI
 	}
 	if name == knobDefer {
-		return m.config.NICs.SetNAPI(id, netdev.NAPISettings{DeferHardIRQs: &count})
+		return m.config.napis.SetNAPI(id, netdev.NAPISettings{DeferHardIRQs: &count})
 	}
-	return m.config.NICs.SetNAPI(id, netdev.NAPISettings{GROFlushTimeout: &timeout})
+	return m.config.napis.SetNAPI(id, netdev.NAPISettings{GROFlushTimeout: &timeout})
 }

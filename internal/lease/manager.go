@@ -26,6 +26,15 @@ type Config struct {
 	// Fault, if set, is called before each change of a NIC or of the journal; one for which it returns an error fails with
 	// that. Tests let things go wrong there, or end the process.
 	Fault func(step string) error
+
+	napis napis // a stand-in for those of NICs
+}
+
+// napis are the NAPIs of the NICs.
+type napis interface {
+	Queues(index int) ([]netdev.Queue, error)
+	NAPI(id uint32) (netdev.NAPI, error)
+	SetNAPI(id uint32, s netdev.NAPISettings) error
 }
 
 // Manager is the one writer of journal and NICs. Its methods may be called from any goroutine.
@@ -72,6 +81,9 @@ func New(c Config) (_ *Manager, findings []error, err error) {
 	j, err := openJournal(c.StateDir)
 	if err != nil {
 		return nil, nil, err
+	}
+	if c.napis == nil {
+		c.napis = c.NICs
 	}
 	m := &Manager{
 		config: c, cookie: c.NICs.NetnsCookie(), journal: j,

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -48,6 +49,7 @@ type node struct {
 	netns *testutil.Netns
 	nics  *netdev.Handle
 	fault func(step string) error
+	napis napis // nil: the kernel's
 }
 
 // newNode makes a node, and makes sure that nothing is left of it when the test ends. The test's goroutine is in the
@@ -113,7 +115,7 @@ func (n *node) inside() {
 }
 
 func (n *node) config() Config {
-	return Config{StateDir: n.state, PinDir: n.pins, NICs: n.nics, Fault: func(step string) error {
+	return Config{StateDir: n.state, PinDir: n.pins, NICs: n.nics, napis: n.napis, Fault: func(step string) error {
 		if n.fault == nil {
 			return nil
 		}
@@ -411,6 +413,8 @@ func (p *port) record() Socket {
 }
 
 func ignored(string) {}
+
+func itoa(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 
 // sender sends on the other end of the wire: what goes out on a queue there comes in on the same queue of the NIC.
 func (n *node) sender(queue int) *port {

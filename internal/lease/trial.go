@@ -34,6 +34,7 @@ func (m *Manager) findZeroCopy(n *nic, d DeviceRequest) error {
 	}
 	key := trialKey{n.doc.Identity, n.doc.MultiBuffer}
 	if known, ok := m.zeroCopy[key]; ok {
+		n.dirty = n.dirty || n.doc.ZeroCopy == nil || *n.doc.ZeroCopy != known
 		n.doc.ZeroCopy = &known
 	} else {
 		if err := m.step("try zero-copy"); err != nil {

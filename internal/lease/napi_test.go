@@ -1,0 +1,195 @@
+package lease
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/afxdp-project/afxdp/internal/testutil"
+	"github.com/afxdp-project/afxdp/pkg/netdev"
+)
+
+// fakeNAPIs stands in for a driver that links its queues to NAPIs, which veth does not.
+type fakeNAPIs struct {
+	queues   []netdev.Queue
+	settings map[uint32]fakeSettings // by NAPI
+}
+
+type fakeSettings struct {
+	deferral uint32
+	flush    time.Duration
+}
+
+func (f *fakeNAPIs) Queues(int) ([]netdev.Queue, error) { return f.queues, nil }
+
+func (f *fakeNAPIs) NAPI(id uint32) (netdev.NAPI, error) {
+	s, ok := f.settings[id]
+	if !ok {
+		return netdev.NAPI{}, fmt.Errorf("read NAPI %d: %w", id, netdev.ErrNoNAPI)
+	}
+	return netdev.NAPI{ID: id, Settings: netdev.NAPISettings{DeferHardIRQs: &s.deferral, GROFlushTimeout: &s.flush}}, nil
+}
+
+func (f *fakeNAPIs) SetNAPI(id uint32, change netdev.NAPISettings) error {
+	s, ok := f.settings[id]
+	if !ok {
+		return fmt.Errorf("set NAPI %d: %w", id, netdev.ErrNoNAPI)
+	}
+	if change.DeferHardIRQs != nil {
+		s.deferral = *change.DeferHardIRQs
+	}
+	if change.GROFlushTimeout != nil {
+		s.flush = *change.GROFlushTimeout
+	}
+	f.settings[id] = s
+	return nil
+}
+
+// link links queues to NAPIs, which get the given settings: rx and tx of queue i to ids[i].
+func (f *fakeNAPIs) link(s fakeSettings, ids ...uint32) {
+	f.queues, f.settings = nil, make(map[uint32]fakeSettings)
+	for _, t := range []netdev.QueueType{netdev.RX, netdev.TX} {
+		for i, id := range ids {
+			f.queues = append(f.queues, netdev.Queue{Index: i, Type: t, NAPI: id})
+			f.settings[id] = s
+		}
+	}
+}
+
+// napiNode is a node whose NIC has NAPIs of its own, with the given settings.
+func napiNode(t *testing.T, s fakeSettings, ids ...uint32) (*node, *fakeNAPIs) {
+	t.Helper()
+	f := &fakeNAPIs{}
+	f.link(s, ids...)
+	n := newNode(t)
+	n.napis = f
+	n.restart()
+	before := n.now()
+	t.Cleanup(func() { n.wantState("at the end", before) })
+	return n, f
+}
+
+func (f *fakeNAPIs) want(t *testing.T, when string, want map[uint32]fakeSettings) {
+	t.Helper()
+	if !maps.Equal(f.settings, want) {
+		t.Errorf("%s the NAPIs have %v, want %v", when, f.settings, want)
+	}
+}
+
+var (
+	operators = fakeSettings{1, 5000}
+	ours      = fakeSettings{2, 200 * time.Microsecond}
+)
+
+func TestOnlyTheNAPIOfTheQueueIsTuned(t *testing.T) {
+	n, f := napiNode(t, operators, 11, 12, 13, 14)
+	n.add(alice, 1)
+	f.want(t, "leased", map[uint32]fakeSettings{11: operators, 12: ours, 13: operators, 14: operators})
+	g, err := n.Grant(deviceID(1), alice.cookie)
+	want := Tuning{NAPIKnown: true, RXNAPI: 12, TXNAPI: 12, Deferral: true, DeferHardIRQs: 2, GROFlushTimeout: ours.flush}
+	if err != nil || g.Tuning != want {
+		t.Errorf("a grant tells %+v, %v; want %+v", g.Tuning, err, want)
+	}
+	n.wantKnobs("leased, of the whole NIC", "0", "0")
+	n.restart()
+	n.del(alice)
+	f.want(t, "at the end", map[uint32]fakeSettings{11: operators, 12: operators, 13: operators, 14: operators})
+}
+
+func TestNAPIOfTheTxQueueIsTunedToo(t *testing.T) {
+	n, f := napiNode(t, operators, 11, 12, 13, 14)
+	f.queues[4+1].NAPI = 22
+	f.settings[22] = fakeSettings{3, 7000}
+	n.add(alice, 1)
+	f.want(t, "leased", map[uint32]fakeSettings{11: operators, 12: ours, 13: operators, 14: operators, 22: ours})
+	n.del(alice)
+	f.want(t, "at the end", map[uint32]fakeSettings{11: operators, 12: operators, 13: operators, 14: operators, 22: {3, 7000}})
+}
+
+// Field case 28: queues that share a NAPI share its settings, whichever lease goes first.
+func TestQueuesOfOneNAPIShareItsKnobs(t *testing.T) {
+	for _, first := range []pod{alice, bob} {
+		t.Run(first.name+" goes first", func(t *testing.T) {
+			n, f := napiNode(t, operators, 11, 11, 12, 12)
+			n.add(alice, 0)
+			r := n.request(bob, 1)
+			r.Devices[0].Settings.DeferHardIRQs = 5
+			n.ok(n.Activate(r))
+			f.want(t, "both leased", map[uint32]fakeSettings{11: {5, ours.flush}, 12: operators})
+			n.del(first)
+			left := map[string]fakeSettings{"alice": {5, ours.flush}, "bob": ours}[first.name]
+			f.want(t, "one left", map[uint32]fakeSettings{11: left, 12: operators})
+			n.del(map[string]pod{"alice": bob, "bob": alice}[first.name])
+			f.want(t, "at the end", map[uint32]fakeSettings{11: operators, 12: operators})
+		})
+	}
+}
+
+// Field case 24: NAPIs that a driver made anew, with the settings of the whole NIC, are tuned again. What someone else
+// has set is left.
+func TestNewNAPIsAreTunedAgain(t *testing.T) {
+	n, f := napiNode(t, operators, 11, 12, 13, 14)
+	n.add(alice, 0)
+	f.link(fakeSettings{0, 0}, 31, 32, 33, 34)
+	n.ok(n.Retune())
+	f.want(t, "made anew", map[uint32]fakeSettings{31: ours, 32: {}, 33: {}, 34: {}})
+
+	f.settings[31] = fakeSettings{6, 6000}
+	n.ok(n.Retune())
+	f.want(t, "changed by someone else", map[uint32]fakeSettings{31: {6, 6000}, 32: {}, 33: {}, 34: {}})
+	n.del(alice)
+	f.want(t, "at the end", map[uint32]fakeSettings{31: {6, 6000}, 32: {}, 33: {}, 34: {}})
+}
+
+// A driver that resets takes its NAPIs away for a moment: that must not turn into settings of the whole NIC.
+func TestNAPIsThatAreAwayForAMoment(t *testing.T) {
+	n, f := napiNode(t, operators, 11, 12, 13, 14)
+	n.add(alice, 0)
+	queues, settings := f.queues, f.settings
+	f.queues, f.settings = slices.Clone(queues), nil
+	for i := range f.queues {
+		f.queues[i].NAPI = 0
+	}
+	n.ok(n.Retune())
+	n.wantKnobs("without NAPIs", "0", "0")
+	f.queues, f.settings = queues, settings
+	f.settings[11] = operators
+	n.ok(n.Retune())
+	f.want(t, "with NAPIs again", map[uint32]fakeSettings{11: ours, 12: operators, 13: operators, 14: operators})
+	n.del(alice)
+	f.want(t, "at the end", map[uint32]fakeSettings{11: operators, 12: operators, 13: operators, 14: operators})
+}
+
+// Drivers keep the settings of a NAPI while the NIC is down, when it cannot be reached: it is put back when it can.
+func TestNAPIOfANICThatIsDownIsPutBackLater(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		t.Run(fmt.Sprintf("restarted %t", restarted), func(t *testing.T) {
+			n, f := napiNode(t, operators, 11, 12, 13, 14)
+			n.add(alice, 0)
+			queues, settings := f.queues, f.settings
+			n.ok(testutil.SetDown(near))
+			f.queues, f.settings = nil, nil
+			n.del(alice)
+			n.wantLeases("while the NIC is down")
+			if p := n.Problems(); len(p) > 0 {
+				t.Errorf("problems of a NIC without leases: %v", p)
+			}
+			if restarted {
+				n.restart()
+			}
+			n.ok(testutil.SetUp(near))
+			f.queues, f.settings = queues, settings
+			if restarted {
+				r := n.request(bob, 1) // also when a lease comes first
+				n.ok(n.Activate(r))
+				n.del(bob)
+			} else {
+				n.ok(n.Retune())
+			}
+			f.want(t, "up again", map[uint32]fakeSettings{11: operators, 12: operators, 13: operators, 14: operators})
+			n.wantNothingLeft()
+		})
+	}
+}
