@@ -7,6 +7,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -47,7 +48,7 @@ func command(args []string, stdout, stderr io.Writer) int {
 	logs := flags.Bool("logs", false, "show the agent's log at the end, also when all went well")
 	flags.Usage = func() { _, _ = fmt.Fprint(stderr, usage+flags.FlagUsages()) }
 	if err := flags.Parse(args); err != nil {
-		if err == pflag.ErrHelp {
+		if errors.Is(err, pflag.ErrHelp) {
 			return 0
 		}
 		_, _ = fmt.Fprintln(stderr, "demo:", err)

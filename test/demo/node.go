@@ -205,7 +205,7 @@ func makePodNetns() error {
 	if err != nil {
 		return err
 	}
-	defer ns.Close()
+	defer func() { _ = ns.Close() }() // the mount keeps it
 	f, err := os.OpenFile(podNetns, os.O_CREATE|os.O_EXCL, 0)
 	if err != nil {
 		return err

@@ -219,8 +219,11 @@ func (c *container) stop(ctx context.Context) (benchReport, error) {
 		return benchReport{}, errors.Join(fmt.Errorf("stop the pod's program: %w", context.Cause(ctx)), c.kill())
 	}
 	last := c.latest()
-	if c.err != nil || last.End != "signal" {
-		return last, fmt.Errorf("stop the pod's program: it ended by %q with %v: %s", last.End, c.err, c.said())
+	if c.err != nil {
+		return last, fmt.Errorf("stop the pod's program: %w: %s", c.err, c.said())
+	}
+	if last.End != "signal" {
+		return last, fmt.Errorf("stop the pod's program: its last report is of an end by %q: %s", last.End, c.said())
 	}
 	return last, nil
 }

@@ -92,11 +92,11 @@ func parseRights(status string) (rights, error) {
 	}
 	uids := strings.Fields(lines["Uid"])
 	if len(uids) != 4 {
-		return r, fmt.Errorf("Uid: %q", lines["Uid"])
+		return r, fmt.Errorf("%q are not four uids", lines["Uid"])
 	}
 	var err error
 	if r.uid, err = strconv.Atoi(uids[0]); err != nil {
-		return r, fmt.Errorf("Uid: %w", err)
+		return r, fmt.Errorf("first uid: %w", err)
 	}
 	for _, u := range uids[1:] {
 		if u != uids[0] {
