@@ -1,0 +1,201 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/afxdp-project/afxdp/pkg/busypoll"
+	"github.com/afxdp-project/afxdp/test/vm/report"
+)
+
+// runner drives the loop over a row's sockets.
+type runner struct {
+	*sockets
+	loop *busypoll.Loop
+}
+
+func newRunner(s *sockets) (*runner, error) {
+	var queues []*busypoll.Queue
+	for _, q := range s.queues {
+		queues = append(queues, &q.Queue)
+	}
+	loop, err := busypoll.NewLoop(queues, busypoll.Config{IdleRounds: 20, MaxSleep: 20 * time.Millisecond})
+	return &runner{s, loop}, err
+}
+
+// rounds runs the loop until done returns true, or for as long as limit.
+func (r *runner) rounds(limit time.Duration, done func() bool) error {
+	for deadline := time.Now().Add(limit); !done() && time.Now().Before(deadline); {
+		if _, err := r.loop.Round(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func never() bool { return false }
+
+// load has traffic come in, assesses busy polling, and counts interrupts, packets and system calls.
+func (t *tester) load(n *nic, m mode, row *report.Row, r *runner) (err error) {
+	q := r.queues[0]
+	for _, other := range r.queues {
+		if other.number == testQueue {
+			q = other
+		}
+	}
+	if err := t.start(n); err != nil {
+		return err
+	}
+	defer t.stop(n)
+	if err := r.rounds(warmUp, never); err != nil {
+		return err
+	}
+	state, err := busypoll.Read(q.Socket.FD())
+	if err != nil {
+		return err
+	}
+	row.NAPI.Socket, row.NAPI.Known = state.NAPI, state.NAPI != 0
+	if row.BusyPoll != nil && row.BusyPoll.Accepted {
+		status := busypoll.Assess(state, t.facts(n, row))
+		row.BusyPoll.Active, row.BusyPoll.Reason = status.Active, status.Reason
+		q.SetBusyPolling(status.Active)
+	}
+	if row.Settings.During, err = t.snapshot(n); err != nil {
+		return err
+	}
+	before := t.perQueue(n, r)
+	calls := q.Counters()
+	name, count, err := n.vector(testQueue)
+	if err != nil {
+		return err
+	}
+	if err := r.rounds(measureTime, never); err != nil {
+		return err
+	}
+	_, after, err := n.vector(testQueue)
+	if err != nil {
+		return err
+	}
+	now := t.perQueue(n, r)
+	for i := range now {
+		row.RX.PerQueue = append(row.RX.PerQueue, now[i]-before[i])
+	}
+	row.RX.EveryQueue = true
+	for _, received := range row.RX.PerQueue {
+		row.RX.EveryQueue = row.RX.EveryQueue && received > 0
+	}
+	for _, leased := range row.LeasedQueues {
+		row.RX.Received += row.RX.PerQueue[leased]
+	}
+	if name != "" {
+		row.Interrupts = &report.Interrupts{Vector: name, After: after - count}
+		if m.every {
+			t.interrupts[n.Name] = after - count
+		}
+		if row.Interrupts.Before = t.interrupts[n.Name]; row.Interrupts.Before > 0 {
+			row.Interrupts.FellPercent = 100 * (1 - float64(row.Interrupts.After)/float64(row.Interrupts.Before))
+		}
+	}
+	c := q.Counters()
+	row.Loop = report.Loop{RXCalls: c.RXCalls - calls.RXCalls, Sleeps: c.Sleeps - calls.Sleeps}
+	if got := c.RXPackets - calls.RXPackets; got > 0 {
+		row.Loop.CallsPerPacket = float64(row.Loop.RXCalls) / float64(got)
+	}
+	if m.noKick {
+		return nil
+	}
+	return r.burst(row)
+}
+
+// facts are what is known of the leased queue beside the socket's own state.
+func (t *tester) facts(n *nic, row *report.Row) busypoll.Facts {
+	f := busypoll.Facts{ZeroCopy: row.Bound == "zero-copy"}
+	now, err := t.snapshot(n)
+	if err != nil {
+		return f
+	}
+	v := now.Device
+	if row.NAPI.Told {
+		f.QueueNAPI = &row.NAPI.RX
+		if own := now.Queues[queueKey("rx", testQueue)]; own.DeferHardIRQs != nil {
+			v = own
+		}
+	}
+	f.Deferral = &busypoll.Deferral{HardIRQs: int(*v.DeferHardIRQs), GROFlushTimeout: *v.GROFlushTimeout}
+	return f
+}
+
+// perQueue counts what has come in on each queue: by the socket, or without one by what passed it.
+func (t *tester) perQueue(n *nic, r *runner) []uint64 {
+	counts := make([]uint64, t.task.Queues)
+	copy(counts, t.leases.Unclaimed()[n.device])
+	for _, q := range r.queues {
+		counts[q.number] = q.received
+	}
+	return counts
+}
+
+const (
+	burst = 64
+	// burstTime is when a burst counts as stalled.
+	burstTime = 2 * time.Second
+)
+
+// burst has each queue in turn send a burst.
+func (r *runner) burst(row *report.Row) error {
+	for _, q := range r.queues {
+		start := time.Now()
+		q.toSend = burst
+		completed := func() int { return burst - q.toSend - q.InFlight() }
+		if err := r.rounds(burstTime, func() bool { return q.toSend == 0 && q.InFlight() == 0 }); err != nil {
+			return fmt.Errorf("send a burst: %w", err)
+		}
+		took := float64(time.Since(start).Microseconds()) / 1000
+		tx := &row.TX
+		if tx.Sent == 0 || completed() < tx.Completed {
+			tx.Completed = completed()
+		}
+		tx.Sent, tx.Frames = burst, tx.Frames+burst
+		if completed() < burst {
+			return nil
+		}
+		if tx.Fastest == nil || took < *tx.Fastest {
+			tx.Fastest = new(took)
+		}
+		if tx.Slowest == nil || took > *tx.Slowest {
+			tx.Slowest = new(took)
+		}
+		tx.Within100ms = *tx.Fastest <= 100
+	}
+	return nil
+}
+
+// quietBursts sends bursts while nothing comes in. A stall is then given one poll(2).
+func (r *runner) quietBursts(m mode, row *report.Row) error {
+	if err := r.rounds(300*time.Millisecond, never); err != nil { // what is still under way
+		return err
+	}
+	if !m.noKick {
+		for range 2 {
+			if err := r.burst(row); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := r.burst(row); err != nil {
+		return err
+	}
+	q := r.queues[0]
+	fds := []unix.PollFd{{Fd: int32(q.Socket.FD()), Events: unix.POLLOUT}}
+	if _, err := unix.Poll(fds, 0); err != nil {
+		return err
+	}
+	if err := r.rounds(burstTime, func() bool { return q.InFlight() == 0 }); err != nil {
+		return err
+	}
+	row.TX.AfterPoll = new(burst - q.toSend - q.InFlight())
+	return nil
+}

@@ -1,0 +1,194 @@
+// Package report is what the guest tells the host: messages, one a line, on a serial port.
+package report
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// Prefix starts each line that is a message.
+const Prefix = "afxdp-vm: "
+
+// Message is one of the guest's.
+type Message struct {
+	// Send asks for traffic into a NIC, until Quiet.
+	Send *Send `json:"send,omitempty"`
+	// Quiet asks to stop it.
+	Quiet bool `json:"quiet,omitempty"`
+	// Row is a result. Tag is that of the frames that it sent to the other end of NIC, which the host counts.
+	Row *Row   `json:"row,omitempty"`
+	Tag byte   `json:"tag,omitempty"`
+	NIC string `json:"nic,omitempty"`
+	// Log is for whoever looks into a failure.
+	Log string `json:"log,omitempty"`
+	// Failed ends the run: why the guest could not go on.
+	Failed string `json:"failed,omitempty"`
+	// Done ends the run: all rows were sent.
+	Done bool `json:"done,omitempty"`
+}
+
+// Send says where traffic is to go.
+type Send struct {
+	NIC string `json:"nic"` // a key of the host's NICs
+	MAC string `json:"mac"`
+}
+
+// Row is what was found out about one kernel, driver and mode.
+type Row struct {
+	Kernel  string `json:"kernel"`  // class
+	Release string `json:"release"` // of the kernel
+	Driver  string `json:"driver"`
+	Mode    string `json:"mode"`
+
+	// Refusal is why there is no more: the mode, or everything, was refused.
+	Refusal string `json:"refusal,omitempty"`
+
+	NativeXDP    bool   `json:"nativeXDP"`
+	ZeroCopyBind string `json:"zeroCopyBind,omitempty"` // "ok", or the errno's name
+	ZeroCopyText string `json:"zeroCopyText,omitempty"` // the error in words
+	CopyBind     string `json:"copyBind,omitempty"`
+	Bound        string `json:"bound,omitempty"` // "zero-copy" or "copy"
+
+	Queues       int   `json:"queues"`
+	LeasedQueues []int `json:"leasedQueues,omitempty"`
+	Queue        int   `json:"queue"` // the leased one that NAPI, settings in force and interrupts are of
+
+	NAPI       NAPI        `json:"napi"`
+	Settings   Settings    `json:"settings"`
+	BusyPoll   *BusyPoll   `json:"busyPoll,omitempty"`
+	RX         RX          `json:"rx"`
+	TX         TX          `json:"tx"`
+	Interrupts *Interrupts `json:"interrupts,omitempty"` // nil: the driver has none
+	Loop       Loop        `json:"loop"`
+}
+
+// NAPI is how queue and socket are linked to NAPIs, under load.
+type NAPI struct {
+	Told     bool   `json:"told"`     // the kernel has queue-get
+	RX       uint32 `json:"rx"`       // id for the rx queue; 0: none
+	TX       uint32 `json:"tx"`       // id for the tx queue
+	Socket   uint32 `json:"socket"`   // SO_INCOMING_NAPI_ID
+	Linked   bool   `json:"linked"`   // rx and tx queue have one
+	Separate bool   `json:"separate"` // and not the same
+	Known    bool   `json:"known"`    // the socket knows one
+}
+
+// Settings are the NAPI settings of a NIC before the lease, during it and after its end.
+type Settings struct {
+	Scope  string    `json:"scope,omitempty"` // what the lease changed: "napi", "device", or nothing
+	Before *Snapshot `json:"before,omitempty"`
+	During *Snapshot `json:"during,omitempty"`
+	After  *Snapshot `json:"after,omitempty"`
+	// AsWanted says that the leased queue's were those of the pool.
+	AsWanted bool `json:"asWanted"`
+	// OthersUntouched says that those of all other queues, and of the device, were as before.
+	OthersUntouched bool `json:"othersUntouched"`
+	// Restored says that all were as before after the lease, and XDP was off.
+	Restored bool `json:"restored"`
+}
+
+// Snapshot is a NIC's settings at a moment.
+type Snapshot struct {
+	Device Values            `json:"device"`
+	Queues map[string]Values `json:"queues,omitempty"` // by "rx-0"; those that have a NAPI whose settings are told
+}
+
+// Values are settings. A nil one is not told.
+type Values struct {
+	DeferHardIRQs     *uint32        `json:"deferHardIRQs,omitempty"`
+	GROFlushTimeout   *time.Duration `json:"groFlushTimeout,omitempty"` // ns
+	IRQSuspendTimeout *time.Duration `json:"irqSuspendTimeout,omitempty"`
+	Threaded          *uint32        `json:"threaded,omitempty"`
+	Thread            bool           `json:"thread,omitempty"` // the NAPI has a kernel thread
+}
+
+// BusyPoll is how busy polling went.
+type BusyPoll struct {
+	Accepted bool   `json:"accepted"` // the socket took the options
+	Active   bool   `json:"active"`
+	Reason   string `json:"reason"`
+}
+
+// RX is what came in.
+type RX struct {
+	PerQueue   []uint64 `json:"perQueue"` // on a leased queue by its socket, on others what went to the stack
+	EveryQueue bool     `json:"everyQueue"`
+	Received   uint64   `json:"received"` // by the sockets, as long as interrupts were counted
+}
+
+// TX is what was sent: bursts of as many frames as Sent.
+type TX struct {
+	Kick string `json:"kick"` // what starts transmission: "socket", "second socket", or "none"
+	Sent int    `json:"sent"`
+	// Completed is the least that came back of any burst within two seconds.
+	Completed int `json:"completed"`
+	// AfterPoll is what came back of a burst that had stalled, after one poll(2) on its socket.
+	AfterPoll *int `json:"afterPoll,omitempty"`
+	// Fastest and Slowest are how long a whole burst took, in ms; absent when none came back whole.
+	Fastest *float64 `json:"fastestMs,omitempty"`
+	Slowest *float64 `json:"slowestMs,omitempty"`
+	// Within100ms says that the fastest did it in that time. Under emulation with two machines on two shared cores the
+	// slowest proves nothing.
+	Within100ms bool `json:"within100ms"`
+	// Frames and Arrived are how many frames were sent in all, and how many of them the other end saw.
+	Frames  int `json:"frames"`
+	Arrived int `json:"arrived"`
+	// Lost says that Arrived is less.
+	Lost bool `json:"lost"`
+}
+
+// Count notes how many frames the other end saw.
+func (t *TX) Count(arrived int) { t.Arrived, t.Lost = arrived, arrived < t.Frames }
+
+// Interrupts are those of the leased queue's rx vector, under the same load, in equal times.
+type Interrupts struct {
+	Vector string `json:"vector"`
+	Before uint64 `json:"before"` // in the row of mode interrupts of the same boot
+	After  uint64 `json:"after"`  // in this row
+	// FellPercent is by how much they fell.
+	FellPercent float64 `json:"fellPercent"`
+}
+
+// Loop is what the loop did while interrupts were counted.
+type Loop struct {
+	RXCalls        uint64  `json:"rxCalls"`
+	Sleeps         uint64  `json:"sleeps"`
+	CallsPerPacket float64 `json:"rxCallsPerPacket"`
+}
+
+// Write writes a message.
+func Write(w io.Writer, m Message) error {
+	line, err := json.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("encode message: %w", err)
+	}
+	_, err = w.Write([]byte("\n" + Prefix + string(line) + "\n"))
+	return err
+}
+
+// maxLine bounds a message.
+const maxLine = 1 << 20
+
+// Read calls f with each message, until f returns an error, which it returns, or r ends.
+func Read(r io.Reader, f func(Message) error) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxLine)
+	for lines.Scan() {
+		text, is := strings.CutPrefix(strings.TrimSpace(lines.Text()), Prefix)
+		if !is {
+			continue
+		}
+		var m Message
+		if err := json.Unmarshal([]byte(text), &m); err != nil {
+			return fmt.Errorf("decode message %q: %w", text, err)
+		}
+		if err := f(m); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}

@@ -1,0 +1,106 @@
+//go:build vm
+
+package vm
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/afxdp-project/afxdp/internal/testutil"
+	"github.com/afxdp-project/afxdp/test/vm/report"
+)
+
+func TestMain(m *testing.M) { os.Exit(testutil.Main(m)) }
+
+// parallel is how many machines run at once: each keeps a core busy.
+const parallel = 2
+
+// resultFile has the rows of all kernels.
+const resultFile = "../../build/test-vm.json"
+
+func TestKernelsAndDriversAreAsTheMatrixSays(t *testing.T) {
+	testutil.NeedKernel(t)
+	if missing := obstacle(qemuPath()); missing != "" {
+		t.Skip("not run: no QEMU: " + missing)
+	}
+	p, err := build(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := readMatrix("testdata/matrix.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var (
+		mu   sync.Mutex
+		rows []report.Row
+	)
+	t.Run("kernel", func(t *testing.T) {
+		slots := make(chan struct{}, parallel)
+		for i, class := range classes {
+			t.Run(class, func(t *testing.T) {
+				k, missing, err := findKernel(class)
+				switch {
+				case err != nil:
+					t.Fatal(err)
+				case missing != "":
+					t.Skipf("not run: kernel %s: %s", class, missing)
+				}
+				t.Parallel()
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				got := boot(t, k, i, p)
+				mu.Lock()
+				rows = append(rows, got...)
+				mu.Unlock()
+				for _, fault := range want.check(class, got) {
+					t.Error(fault)
+				}
+			})
+		}
+	})
+	if err := writeRows(resultFile, rows); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// boot runs a machine with a kernel and returns what its guest found.
+func boot(t *testing.T, k kernel, number int, p programs) []report.Row {
+	t.Helper()
+	dir := t.TempDir()
+	image := filepath.Join(dir, "initramfs")
+	if err := writeInitramfs(image, k, p); err != nil {
+		t.Fatal(err)
+	}
+	m, err := newMachine(k, number, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.close()
+	rows, err := m.run(t.Context(), image)
+	if err != nil {
+		t.Errorf("Linux %s: %v", k.version, err)
+	}
+	return rows
+}
+
+// writeRows writes the rows, in the order of the matrix, as a JSON array.
+func writeRows(path string, rows []report.Row) error {
+	sortRows(rows)
+	data, err := json.MarshalIndent(rows, "", " ")
+	if err != nil {
+		return fmt.Errorf("encode the result: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	temp := path + ".new"
+	if err := os.WriteFile(temp, append(data, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temp, path)
+}
