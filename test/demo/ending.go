@@ -27,7 +27,29 @@ func (s *story) stopPod(ctx context.Context) error {
 	}
 	s.ended = append(s.ended, last)
 	s.screen.step("source stopped, all %d packets answered; pod stopped", s.source.total().Answered)
-	return nil
+	received := s.received()
+	for _, l := range s.source.lanes {
+		t, device := l.ledger.tally(), deviceOf(l.queue)
+		s.screen.step("    %s: %d sent, %d received by the pod, %d answered", device, t.Sent, received[device], t.Answered)
+		if received[device] != t.Sent {
+			err = errors.Join(err, fmt.Errorf("%s: %d packets were sent, and the pod has received %d", device, t.Sent, received[device]))
+		}
+	}
+	return err
+}
+
+// deviceOf returns how kubelet calls a queue of the NIC.
+func deviceOf(queue int) string { return fmt.Sprintf("%s-q%d", nearNIC, queue) }
+
+// received adds up what the runs of the pod's program have counted, by device.
+func (s *story) received() map[string]uint64 {
+	sum := make(map[string]uint64)
+	for _, r := range s.ended {
+		for i, device := range r.devices() {
+			sum[device] += r.Queues[i].Received
+		}
+	}
+	return sum
 }
 
 // detach takes the pod off the node as a container runtime does, with a DEL more than needed.
@@ -169,17 +191,17 @@ func (s *story) count() error {
 	o.Sent, o.Answered = total.Sent, total.Answered
 	drops, err := s.source.dropped()
 	o.Drops = drops + total.missing()
-	o.PerQueue = make([]uint64, len(s.devices))
+	received := s.received()
+	for _, device := range s.devices {
+		o.PerQueue = append(o.PerQueue, received[device])
+		o.Received += received[device]
+	}
 	for _, r := range s.ended {
 		dropped, derr := r.dropped()
 		err = errors.Join(err, derr)
 		o.Drops += dropped
 		for _, q := range r.Queues {
-			o.Received += q.Received
 			o.Drops += q.NotCompleted
-			if i := slices.Index(s.devices, fmt.Sprintf("%s-q%d", q.Netdev, q.Queue)); i >= 0 {
-				o.PerQueue[i] += q.Received
-			}
 		}
 	}
 	if total.faults() > 0 {
