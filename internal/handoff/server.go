@@ -31,8 +31,9 @@ type Allocation struct {
 
 // Server serves the sockets of allocations.
 type Server struct {
-	leases *lease.Manager
-	log    *slog.Logger
+	leases    *lease.Manager
+	log       *slog.Logger
+	deadlines deadlines
 
 	mu        sync.Mutex
 	closed    bool
@@ -43,7 +44,7 @@ type Server struct {
 
 // NewServer returns a Server without allocations.
 func NewServer(leases *lease.Manager, log *slog.Logger) *Server {
-	return &Server{leases: leases, log: log, endpoints: make(map[string]*endpoint)}
+	return &Server{leases: leases, log: log, deadlines: defaultDeadlines, endpoints: make(map[string]*endpoint)}
 }
 
 // Serve has an allocation's socket listen before it returns. It can be repeated, also with other limits, which hold for
@@ -212,7 +213,7 @@ func (s *Server) accept(e *endpoint, l *socket) {
 		}
 		s.running.Go(func() {
 			defer e.remove(conn)
-			newSession(s.leases, e, allocation, conn).run()
+			newSession(s, e, allocation, conn).run()
 		})
 	}
 }

@@ -15,17 +15,21 @@ import (
 	"github.com/afxdp-project/afxdp/pkg/xsk"
 )
 
-const (
-	helloTimeout = 5 * time.Second
-	// sendTimeout is how long a client may take to make room for an answer.
-	sendTimeout = 5 * time.Second
-	// refusalTimeout is for what is sent from the accept loop, which one client must not hold up.
-	refusalTimeout = 10 * time.Millisecond
-)
+// deadlines are how long a client may take.
+type deadlines struct {
+	hello time.Duration // to say HELLO
+	send  time.Duration // to make room for an answer
+}
+
+var defaultDeadlines = deadlines{hello: 5 * time.Second, send: 5 * time.Second}
+
+// refusalTimeout is for what is sent from the accept loop, which one client must not hold up.
+const refusalTimeout = 10 * time.Millisecond
 
 // session is one connection. Its goroutine reads requests one after the other; only revoke comes from elsewhere.
 type session struct {
 	leases     *lease.Manager
+	deadlines  deadlines
 	endpoint   *endpoint
 	allocation Allocation
 	conn       *wire.Conn
@@ -40,8 +44,11 @@ type session struct {
 	ended sync.Once
 }
 
-func newSession(leases *lease.Manager, e *endpoint, a Allocation, conn *wire.Conn) *session {
-	return &session{leases: leases, endpoint: e, allocation: a, conn: conn, open: make(map[string]uint64), last: -1}
+func newSession(s *Server, e *endpoint, a Allocation, conn *wire.Conn) *session {
+	return &session{
+		leases: s.leases, deadlines: s.deadlines, endpoint: e, allocation: a, conn: conn,
+		open: make(map[string]uint64), last: -1,
+	}
 }
 
 // run serves the connection until it ends.
@@ -69,7 +76,7 @@ func (s *session) serve() (err error) {
 		return err
 	}
 	// A peer that says nothing is not served for ever; later it may be silent as long as it wants.
-	r, err := s.receive(time.Now().Add(helloTimeout))
+	r, err := s.receive(time.Now().Add(s.deadlines.hello))
 	if err != nil {
 		return err
 	}
@@ -93,9 +100,11 @@ func (s *session) receive(deadline time.Time) (wire.Received, error) {
 	var broken *wire.ProtocolError
 	switch {
 	case errors.As(err, &broken):
-		_ = s.conn.Send(broken.ID, wire.Errorf(wire.CodeMalformed, "%s", broken.Reason), -1, sendTimeout)
+		_ = s.conn.Send(broken.ID, wire.Errorf(wire.CodeMalformed, "%s", broken.Reason), -1, s.deadlines.send)
 	case wire.IsTimeout(err):
-		_ = s.conn.Send(0, wire.Errorf(wire.CodeMalformed, "no HELLO came within %v", helloTimeout), -1, sendTimeout)
+		late := wire.Errorf(wire.CodeMalformed, "no HELLO came within %v", s.deadlines.hello)
+		_ = s.conn.Send(0, late, -1, s.deadlines.send)
+		return r, late
 	}
 	return r, err
 }
@@ -179,13 +188,13 @@ func (s *session) answer(r wire.Received) (wire.Message, int, error) {
 }
 
 func (s *session) send(id uint32, m wire.Message, fd int) error {
-	return s.conn.Send(id, m, fd, sendTimeout)
+	return s.conn.Send(id, m, fd, s.deadlines.send)
 }
 
 // revoke tells the pod that a lease has ended and ends the connection.
 func (s *session) revoke(reason string) {
 	s.ended.Do(func() {
-		_ = s.conn.Send(0, wire.Errorf(wire.CodeEnded, "%s", reason), -1, sendTimeout)
+		_ = s.conn.Send(0, wire.Errorf(wire.CodeEnded, "%s", reason), -1, s.deadlines.send)
 		_ = s.conn.Close()
 	})
 }

@@ -46,14 +46,19 @@ func (c *Conn) Close() error { return c.unix.Close() }
 // PeerNetns returns the cookie of the network namespace in which the peer made its socket (SO_NETNS_COOKIE). On an
 // accepted socket the kernel vouches for it; it is the identity of a pod.
 func (c *Conn) PeerNetns() (cookie uint64, err error) {
-	raw, err := c.unix.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	cerr := raw.Control(func(fd uintptr) {
+	cerr := c.Control(func(fd uintptr) {
 		cookie, err = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	})
 	return cookie, errors.Join(cerr, err)
+}
+
+// Control calls f with the connection's descriptor, which is lent.
+func (c *Conn) Control(f func(fd uintptr)) error {
+	raw, err := c.unix.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Control(f)
 }
 
 // Send sends a message, with the descriptor fd where its type has one, which stays the caller's; else fd is -1. The

@@ -1,0 +1,295 @@
+package handoff
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/afxdp-project/afxdp/internal/lease"
+	"github.com/afxdp-project/afxdp/internal/wire"
+	"github.com/afxdp-project/afxdp/pkg/xsk"
+)
+
+// Invariant 1: what a pod is handed is bound, so that it cannot bind it to a queue of its choice.
+func TestHandedSocketsAreBound(t *testing.T) {
+	n := newNode(t)
+	p := n.newPod("a")
+	p.add(defaultSettings, 0, 1)
+	c := p.connect(n.serve("x", 0, 1))
+	c.umem()
+	for i := range uint32(2) {
+		o, s := c.open(i)
+		for queue := range uint32(4) {
+			if err := s.Bind(xsk.BindConfig{Ifindex: n.link.Index, Queue: queue}); !errors.Is(err, unix.EBUSY) {
+				t.Errorf("device %d: binding what was handed out to queue %d: %v, want EBUSY", i, queue, err)
+			}
+		}
+		cookie, err := s.Cookie()
+		if err != nil || o.Cookie != cookie || o.Device != i || o.Fill != 64 || o.TX != 64 || o.Epoch == 0 {
+			t.Errorf("device %d: OPENED %+v, socket cookie %d, %v", i, o, cookie, err)
+		}
+		if o.Flags&(wire.SocketZeroCopy|wire.SocketBusyPoll|wire.SocketMultiBuffer) != 0 || o.Flags&wire.SocketNeedWakeup == 0 {
+			t.Errorf("device %d: flags %#x", i, o.Flags)
+		}
+		if o.Text != "busy polling is off in pool fast" {
+			t.Errorf("device %d: %q", i, o.Text)
+		}
+		if _, err := s.Map(xsk.RingSizes{Fill: o.Fill, Completion: o.Completion, RX: o.RX, TX: o.TX}); err != nil {
+			t.Errorf("device %d: %v", i, err)
+		}
+	}
+}
+
+func TestBusyPollIsWhatTheKernelTook(t *testing.T) {
+	n := newNode(t)
+	p := n.newPod("a")
+	settings := defaultSettings
+	settings.BusyPollBudget, settings.BusyPollTimeout = 64, 20*time.Microsecond
+	settings.DeferHardIRQs, settings.GROFlushTimeout = 2, 200*time.Microsecond
+	p.add(settings, 0, 1)
+	c := p.connect(n.serve("x", 0, 1))
+	c.umem()
+	o, s := c.open(0)
+	if o.Flags&wire.SocketBusyPoll == 0 || o.BusyPollBudget != 64 || o.BusyPollTimeout != 20 {
+		t.Errorf("OPENED: %+v", o)
+	}
+	if v, err := unix.GetsockoptInt(s.FD(), unix.SOL_SOCKET, unix.SO_BUSY_POLL); err != nil || v != 20 {
+		t.Errorf("SO_BUSY_POLL is %d, %v", v, err)
+	}
+	if o.Text == "" && o.NAPI == 0 {
+		t.Error("busy polling is announced as active without a NAPI")
+	}
+	m, fd := c.ask(&wire.Open{Device: 1, Fill: 64, Completion: 64, RX: 64, TX: 64, Flags: wire.OpenNoBusyPoll}, -1)
+	o, ok := m.(*wire.Opened)
+	if !ok || o.Flags&wire.SocketBusyPoll != 0 || o.Text != "the client asked for no busy polling" {
+		t.Fatalf("without busy polling: %+v", m)
+	}
+	if v, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUSY_POLL); err != nil || v != 0 {
+		t.Errorf("SO_BUSY_POLL is %d, %v", v, err)
+	}
+}
+
+// Field case 10: who holds a queue is said, and a queue that is released within the agent's patience is opened.
+func TestHeldQueueIsWaitedForThenSaid(t *testing.T) {
+	n := newNode(t)
+	p := n.newPod("a")
+	p.add(defaultSettings, 0, 1)
+	path := n.serve("x", 0, 1)
+	first, second := p.connect(path), p.connect(path)
+	first.umem()
+	_, held := first.open(0)
+
+	second.umem()
+	second.refused(goodOpen(0), -1, wire.CodeBusy, "already open by another connection of pod default/a")
+	if d := p.dial(path).hello().Devices[0]; d.Flags&wire.DeviceOpen == 0 {
+		t.Errorf("flags of an open device: %#x", d.Flags)
+	}
+
+	// The client says that it is done, but keeps the socket.
+	if m, _ := first.ask(&wire.Close{Device: 0}, -1); m.Type() != wire.TypeClosed {
+		t.Fatalf("CLOSE: %+v", m)
+	}
+	second.refused(goodOpen(0), -1, wire.CodeBusy, "the device is leased to this pod, so it is one of its own processes")
+
+	// The UMEM has gone with the socket that could not be bound; this is told apart.
+	second.refused(goodOpen(0), -1, wire.CodeNoUMEM, "OPEN before UMEM")
+	second.umem()
+	second.say(goodOpen(0), -1)
+	time.Sleep(50 * time.Millisecond)
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if r := second.hear(); r.Message.Type() != wire.TypeOpened {
+		t.Errorf("a queue that was released meanwhile: %+v", r.Message)
+	} else {
+		_ = unix.Close(r.FD)
+	}
+}
+
+// Field case 11: a UMEM can be registered anew once no socket is on it, and what was on it is told apart.
+func TestUMEMGoesWithItsLastSocket(t *testing.T) {
+	n := newNode(t)
+	p := n.newPod("a")
+	p.add(defaultSettings, 0, 1)
+	c := p.connect(n.serve("x", 0, 1))
+	c.umem()
+	_, s := c.open(0)
+	_ = s.Close()
+	c.ask(&wire.Close{Device: 0}, -1)
+	c.refused(goodOpen(1), -1, wire.CodeNoUMEM, "register the UMEM again")
+	c.umem()
+	c.open(1)
+	c.open(0)
+}
+
+func TestQueuesOfTwoAllocationsShareAUMEM(t *testing.T) {
+	n := newNode(t)
+	p := n.newPod("a")
+	p.add(defaultSettings, 0, 1, 2)
+	one, two := p.connect(n.serve("x", 0)), p.connect(n.serve("y", 1, 2))
+	one.umem()
+	_, first := one.open(0)
+	if m, _ := two.ask(&wire.Join{}, first.FD()); m.Type() != wire.TypeJoined {
+		t.Fatalf("JOIN: %+v", m)
+	}
+	_, second := two.open(0)
+	// The group outlives its first socket.
+	_ = first.Close()
+	one.ask(&wire.Close{}, -1)
+	_, third := two.open(1)
+	for _, s := range []*xsk.Socket{second, third} {
+		if _, err := s.Map(xsk.RingSizes{Fill: 64, Completion: 64, RX: 64, TX: 64}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Invariant 1: sockets that are not the pod's own are worth nothing to it, those that are not bound least of all.
+func TestForeignSocketsAreNeitherJoinedNorResumed(t *testing.T) {
+	n := newNode(t)
+	a, b := n.newPod("a"), n.newPod("b")
+	a.add(defaultSettings, 0)
+	b.add(defaultSettings, 1)
+	pathA, pathB := n.serve("x", 0), n.serve("y", 1)
+	c := a.connect(pathA)
+	c.umem()
+	_, ofA := c.open(0)
+	fresh, err := xsk.NewSocket()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fresh.Close()
+	tcp, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(tcp)
+	for title, test := range map[string]struct {
+		fd    int
+		words string
+	}{
+		"a socket of another pod": {ofA.FD(), "not the socket of this lease"},
+		"an unbound socket":       {fresh.FD(), "not the socket of this lease"},
+		"a TCP socket":            {tcp, "it is a socket of family 2"},
+		"a memfd":                 {memfd(t, 4096, 0, 0), "socket operation on non-socket"},
+	} {
+		t.Run(title, func(t *testing.T) {
+			c := b.connect(pathB)
+			c.tb = t
+			c.refused(&wire.Join{}, test.fd, wire.CodeNotYours, test.words)
+			c.refused(&wire.Resume{Device: 0}, test.fd, wire.CodeNotYours, test.words)
+			c.refused(goodOpen(0), -1, wire.CodeNoUMEM, "OPEN before UMEM")
+			_ = c.Close()
+		})
+	}
+	// Its own, but of another device or open already.
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	within(t, "the agent to see the end of the connection", func() bool { return !n.leases.IsOpen(device(0)) })
+	c = a.connect(pathA)
+	if m, _ := c.ask(&wire.Resume{Device: 0}, ofA.FD()); m.Type() != wire.TypeResumed {
+		t.Errorf("the pod's own socket: %+v", m)
+	}
+	c.refused(&wire.Resume{Device: 0}, ofA.FD(), wire.CodeBusy, "already open")
+	if !n.leases.IsOpen(device(0)) {
+		t.Error("the resumed device is not open")
+	}
+}
+
+// Field case 14: a socket and the program on its NIC are both multi-buffer or both not, also where pools share a UMEM.
+func TestPoolsThatDifferDoNotShareAUMEM(t *testing.T) {
+	n := newNode(t)
+	p := n.newPod("a")
+	p.add(defaultSettings, 0)
+	other := defaultSettings
+	other.Pool, other.NeedWakeup = "plain", false
+	never := defaultSettings
+	never.Pool, never.ZeroCopy = "copy", lease.ZeroCopyNever
+	add := func(settings lease.Settings, queue int) {
+		r := lease.Request{
+			Pod: lease.Pod{UID: "uid-a", Namespace: "default", Name: "a"}, NetnsCookie: p.cookie, Attachment: p.attachment(),
+			Devices: []lease.DeviceRequest{{Device: lease.Device{ID: device(queue), Link: n.link, Queue: queue}, Settings: settings}},
+		}
+		if err := n.leases.Activate(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add(other, 1)
+	add(never, 2)
+	c := p.connect(n.serve("x", 0, 1, 2))
+	c.umem()
+	c.open(0)
+	c.refused(goodOpen(1), -1, wire.CodeUnsupported, "pools fast and plain differ in needWakeup or multiBuffer")
+	c.open(2)
+	two := p.connect(n.serve("y", 1))
+	two.umem()
+	if o, _ := two.open(0); o.Flags&wire.SocketNeedWakeup != 0 {
+		t.Errorf("flags %#x of a pool without need-wakeup", o.Flags)
+	}
+}
+
+func TestLeaseThatEndsTellsItsClients(t *testing.T) {
+	n := newNode(t)
+	p := n.newPod("a")
+	p.add(defaultSettings, 0, 1)
+	path := n.serve("x", 0, 1)
+	c := p.connect(path)
+	c.umem()
+	_, one := c.open(0)
+	_, two := c.open(1)
+	p.del()
+	r := c.hear()
+	if r.ID != 0 {
+		t.Errorf("the unasked message has id %d", r.ID)
+	}
+	c.isError(r.Message, wire.CodeEnded, "has ended: the pod's network was taken down")
+	c.ends()
+	_, _ = one.Close(), two.Close()
+	p.add(defaultSettings, 0, 1)
+	c = p.connect(path)
+	c.umem()
+	c.open(0)
+}
+
+// The lease ends while a queue is waited for: the socket that is bound afterwards is not handed out.
+func TestLeaseThatEndsWhileASocketIsMade(t *testing.T) {
+	n := newNode(t)
+	p := n.newPod("a")
+	p.add(defaultSettings, 0)
+	c := p.connect(n.serve("x", 0))
+	c.umem()
+
+	holder, err := xsk.NewSocket()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Close()
+	umem, err := xsk.NewUMEM(xsk.UMEMConfig{Frames: 64})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer umem.Close()
+	err = errors.Join(holder.RegisterUMEM(umem.Bytes(), umem.Config), holder.SetRings(xsk.RingSizes{Fill: 64, Completion: 64, RX: 64}),
+		holder.Bind(xsk.BindConfig{Ifindex: n.link.Index, Queue: 0, Mode: xsk.ZeroCopyOff}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.say(goodOpen(0), -1)
+	time.Sleep(50 * time.Millisecond) // the agent waits for the queue now
+	p.del()
+	if err := holder.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r := c.hear()
+	if r.FD >= 0 {
+		t.Error("a socket was handed out after the lease had ended")
+		_ = unix.Close(r.FD)
+	}
+	c.isError(r.Message, wire.CodeNotLeased, "not leased")
+	if left := n.leases.Leases(); len(left) != 0 {
+		t.Errorf("leases left: %+v", left)
+	}
+}
