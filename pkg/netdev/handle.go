@@ -15,12 +15,15 @@ type Config struct {
 	// SysfsRoot is where sysfs is mounted; "" is "/sys". The devices, PCI addresses and NUMA nodes of a NIC are read
 	// from any sysfs; the settings of [Handle.DeviceSettings] need one that shows the handle's network namespace.
 	SysfsRoot string
+	// ProcfsRoot is where procfs is mounted; "" is "/proc". The affinity of interrupts is set there.
+	ProcfsRoot string
 }
 
 // Handle is the view of one network namespace. It is safe for concurrent use; requests of one netlink protocol queue
 // up behind each other.
 type Handle struct {
 	sysfs  string
+	procfs string
 	cookie uint64
 
 	route   *conn
@@ -41,7 +44,10 @@ func (c Config) Open() (_ *Handle, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
-	h := &Handle{sysfs: c.SysfsRoot}
+	h := &Handle{sysfs: c.SysfsRoot, procfs: c.ProcfsRoot}
+	if h.procfs == "" {
+		h.procfs = "/proc"
+	}
 	if h.sysfs == "" {
 		h.sysfs = "/sys"
 	}
