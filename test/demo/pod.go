@@ -39,7 +39,12 @@ type benchReport struct {
 		Netdev   string `json:"netdev"`
 		Queue    int    `json:"queue"`
 		Received uint64 `json:"rx_packets"`
-		Drops    *struct {
+		ZeroCopy bool   `json:"zero_copy"`
+		BusyPoll struct {
+			Active bool   `json:"active"`
+			Reason string `json:"reason"`
+		} `json:"busy_poll"`
+		Drops *struct {
 			RXDropped       uint64 `json:"rx_dropped"`
 			RXRingFull      uint64 `json:"rx_ring_full"`
 			RXFillRingEmpty uint64 `json:"rx_fill_ring_empty"`
@@ -67,6 +72,24 @@ func (r *benchReport) dropped() (sum uint64, err error) {
 		sum += d.RXDropped + d.RXRingFull + d.RXFillRingEmpty + d.RXInvalid + d.TXInvalid
 	}
 	return sum, nil
+}
+
+// mode says how the queues work, in words.
+func (r *benchReport) mode() string {
+	var modes []string
+	for _, q := range r.Queues {
+		m := "copy mode"
+		if q.ZeroCopy {
+			m = "zero-copy"
+		}
+		if q.BusyPoll.Active {
+			m += ", busy polling: "
+		} else {
+			m += ", no busy polling: "
+		}
+		modes = append(modes, m+q.BusyPoll.Reason)
+	}
+	return strings.Join(slices.Compact(modes), "; ")
 }
 
 // devices names the queues as kubelet does.

@@ -214,13 +214,16 @@ func (s *story) startPod(ctx context.Context) error {
 	}
 	again := ""
 	if len(s.ended) > 0 {
-		s.outcome.Reconnects++
+		s.outcome.Reconnects++ // over a new connection, to the same queues
 		again = " again, over a second connection"
 	}
 	s.outcome.Queues = len(report.Queues)
 	s.screen.step("pod (pid %d): uid %d, capabilities %016x, no_new_privs, %d KiB of locked memory, sees only %s",
 		pid, r.uid, r.caps, memlock>>10, strings.Join(slices.Sorted(maps.Values(started.Env)), ", "))
 	s.screen.step("pod: afxdp-bench l2fwd on %s%s, on one UMEM: %t", strings.Join(s.devices, " and "), again, s.outcome.SharedUMEM)
+	if len(s.ended) == 0 {
+		s.screen.step("    %s", report.mode())
+	}
 	return nil
 }
 
