@@ -16,8 +16,8 @@ help: ## list the targets
 
 .PHONY: demo
 demo: setup-demo build ## hand two NIC queues to an unprivileged process, end to end, without a cluster (root)
-	@$(GO) build -o $(BIN)/demo ./test/demo
-	@$(GO) build -o $(BIN)/loopback github.com/containernetworking/plugins/plugins/main/loopback
+	@CGO_ENABLED=0 $(GO) build -o $(BIN)/demo ./test/demo
+	@CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/loopback github.com/containernetworking/plugins/plugins/main/loopback
 	@$(BIN)/demo --bin $(BIN)
 
 .PHONY: test
