@@ -282,6 +282,10 @@ func detach(l link.Link) error {
 // Remove takes the program of the pins in dir, if it is attached, off its device, and removes the pins and dir. What is
 // not there is no error.
 func Remove(dir string) error {
+	// On a read-only filesystem even the removal of what is not there fails.
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	l, err := link.LoadPinnedLink(filepath.Join(dir, pinLink), nil)
 	if err == nil {
 		err = errors.Join(detach(l), l.Close())
