@@ -74,10 +74,6 @@ func (m *Manager) checkRequest(r Request) error {
 // activate makes the lease of one device, or adds the attachment to the one that there is. It returns, also beside an
 // error, what undoes it, or nil when there is nothing to undo.
 func (m *Manager) activate(r Request, d DeviceRequest) (undo func() error, err error) {
-	// The caller has looked at the NIC before it had the lock: another lease may have begun or ended since.
-	if d.Link, err = m.find(d.Link.Identity()); err != nil {
-		return nil, err
-	}
 	old := m.leases[d.ID]
 	if old != nil && serves(old, r, d) {
 		return m.join(old, r.Attachment)
@@ -136,6 +132,10 @@ func (m *Manager) supersede(l *lease) (holder *Pod, err error) {
 func (m *Manager) begin(r Request, d DeviceRequest, predecessor *Pod) (undo func() error, err error) {
 	n, err := m.nicFor(d.Link, d.Settings)
 	if err != nil {
+		return nil, err
+	}
+	// The caller's look at the NIC is old: it may show the program of a lease that has ended.
+	if d.Link, err = m.find(n.doc.Identity); err != nil {
 		return nil, err
 	}
 	if err := m.admit(n, d); err != nil {

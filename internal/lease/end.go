@@ -63,17 +63,16 @@ func (m *Manager) release(reason string, drop func(Attachment) bool) error {
 	return errors.Join(errs...)
 }
 
-// end ends a lease that is not held. Each step is tried even if an earlier one failed: what can be put back is. On error
-// the lease stays in the journal as ending, and the next Maintain goes on.
+// end ends a lease that is not held. Each step is tried even if an earlier one failed: what can be put back is, also if
+// the journal takes no documents any more. On error the lease stays ending, and the next Maintain goes on.
 func (m *Manager) end(l *lease, reason string) error {
 	l.doc.State = StateEnding
-	errs := []error{m.writeLease(l)}
+	journalled := m.writeLease(l)
 	m.dropOpen(l, reason)
 	if n := m.nics[l.doc.NIC]; n != nil {
-		errs = append(errs, m.putBack(n, l))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("end lease of %s: %w", l.doc.Device, err)
+		if err := m.putBack(n, l); err != nil {
+			return fmt.Errorf("end lease of %s: %w", l.doc.Device, errors.Join(journalled, err))
+		}
 	}
 	if l.doc.Socket == nil && l.doc.Predecessor == nil {
 		return m.removeLease(l)
@@ -117,10 +116,13 @@ func (m *Manager) retire(n *nic) error {
 	if err := m.detach(n); err != nil {
 		return err
 	}
-	if len(n.doc.Knobs) > 0 {
-		return nil
+	if len(n.doc.Knobs) == 0 {
+		return m.removeNIC(n)
 	}
-	return m.removeNIC(n)
+	if n.dirty {
+		return m.writeNIC(n)
+	}
+	return nil
 }
 
 // Held returns for each device that is still held after its lease's end, and longer than the kernel needs to release

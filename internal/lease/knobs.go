@@ -157,14 +157,13 @@ func (n *nic) intend(k *knob) {
 
 // settle sets the knobs that are held, and puts back those that are not, the last one first.
 func (m *Manager) settle(n *nic, link netdev.Link) error {
-	if n.dirty {
-		if err := m.writeNIC(n); err != nil {
-			return err
-		}
-	}
 	var errs []error
-	for _, k := range n.doc.Knobs {
-		if len(k.Holders) > 0 {
+	held := slices.DeleteFunc(slices.Clone(n.doc.Knobs), func(k *knob) bool { return len(k.Holders) == 0 })
+	if len(held) > 0 && n.dirty {
+		errs = append(errs, m.writeNIC(n))
+	}
+	if errors.Join(errs...) == nil {
+		for _, k := range held {
 			errs = append(errs, m.apply(link, k))
 		}
 	}
@@ -179,7 +178,8 @@ func (m *Manager) settle(n *nic, link netdev.Link) error {
 			n.dirty = true
 		}
 	}
-	if n.dirty {
+	// That settings have been put back need not be known of a NIC that is about to be forgotten.
+	if n.dirty && m.inUse(n) {
 		errs = append(errs, m.writeNIC(n))
 	}
 	return errors.Join(errs...)

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 		os.Exit(tellStory())
 	}
 	// The tests wait for the kernel more than they compute. The command line has the last word.
-	_ = flag.Set("test.parallel", "6")
+	_ = flag.Set("test.parallel", "8")
 	os.Exit(testutil.Main(m))
 }
 
@@ -304,6 +304,17 @@ func list(tb testing.TB, dir string) (names []string) {
 		names = append(names, e.Name())
 	}
 	return names
+}
+
+// removePins removes all pins.
+func (n *node) removePins() {
+	n.tb.Helper()
+	for _, dir := range list(n.tb, n.pins) {
+		for _, pin := range list(n.tb, filepath.Join(n.pins, dir)) {
+			n.ok(os.Remove(filepath.Join(n.pins, dir, pin)))
+		}
+		n.ok(os.Remove(filepath.Join(n.pins, dir)))
+	}
 }
 
 // wantError checks that an error says something.
