@@ -115,7 +115,13 @@ func (s *session) openDevice(m *wire.Open) (_ wire.Message, fd int, err error) {
 	if _, ok := s.open[device]; ok {
 		return nil, -1, wire.Errorf(wire.CodeBusy, "device %s: this connection has it open already", device)
 	}
-	g, err := s.leases.Grant(device, s.cookie)
+	// The client before may have been killed a moment ago.
+	deadline := time.Now().Add(busyPatience)
+	var g lease.Grant
+	err = patiently(deadline, lease.ErrBusy, func() (err error) {
+		g, err = s.leases.Grant(device, s.cookie)
+		return err
+	})
 	if err != nil {
 		return nil, -1, err
 	}
@@ -126,7 +132,7 @@ func (s *session) openDevice(m *wire.Open) (_ wire.Message, fd int, err error) {
 	if err := s.checkPool(g); err != nil {
 		return nil, -1, err
 	}
-	socket, err := s.bind(g, sizes)
+	socket, err := s.bind(g, sizes, deadline)
 	if err != nil {
 		return nil, -1, err
 	}
@@ -188,7 +194,7 @@ func (s *session) checkPool(g lease.Grant) error {
 
 // bind makes a bound socket. The first on a UMEM is the one that it was registered with; if that one cannot be bound,
 // the UMEM goes with it.
-func (s *session) bind(g lease.Grant, sizes xsk.RingSizes) (_ *xsk.Socket, err error) {
+func (s *session) bind(g lease.Grant, sizes xsk.RingSizes, deadline time.Time) (_ *xsk.Socket, err error) {
 	socket, c := s.first, xsk.BindConfig{Ifindex: g.Link.Index, Queue: uint32(g.Queue)}
 	s.first = nil
 	if socket != nil {
@@ -211,7 +217,7 @@ func (s *session) bind(g lease.Grant, sizes xsk.RingSizes) (_ *xsk.Socket, err e
 		}
 	}
 	if err = socket.SetRings(sizes); err == nil {
-		err = bindPatiently(socket, c)
+		err = patiently(deadline, unix.EBUSY, func() error { return socket.Bind(c) })
 	}
 	if err != nil {
 		if errors.Is(err, unix.EBUSY) {
@@ -226,12 +232,14 @@ func (s *session) bind(g lease.Grant, sizes xsk.RingSizes) (_ *xsk.Socket, err e
 // descriptor and mapping is gone.
 const busyPatience = time.Second
 
-func bindPatiently(socket *xsk.Socket, c xsk.BindConfig) error {
-	for deadline := time.Now().Add(busyPatience); ; time.Sleep(10 * time.Millisecond) {
-		err := socket.Bind(c)
-		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+// patiently repeats what fails with the error busy, until deadline.
+func patiently(deadline time.Time, busy error, f func() error) error {
+	for {
+		err := f()
+		if !errors.Is(err, busy) || time.Now().After(deadline) {
 			return err
 		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 

@@ -1,4 +1,4 @@
-package handoff
+package handoff_test
 
 import (
 	"errors"
@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/afxdp-project/afxdp/internal/handoff/handofftest"
 	"github.com/afxdp-project/afxdp/internal/lease"
 	"github.com/afxdp-project/afxdp/internal/wire"
 	"github.com/afxdp-project/afxdp/pkg/xsk"
@@ -14,15 +15,15 @@ import (
 
 // Invariant 1: what a pod is handed is bound, so that it cannot bind it to a queue of its choice.
 func TestHandedSocketsAreBound(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0, 1)
-	c := p.connect(n.serve("x", 0, 1))
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0, 1)
+	c := connect(t, p, n.Serve("x", 0, 1))
 	c.umem()
 	for i := range uint32(2) {
 		o, s := c.open(i)
 		for queue := range uint32(4) {
-			if err := s.Bind(xsk.BindConfig{Ifindex: n.link.Index, Queue: queue}); !errors.Is(err, unix.EBUSY) {
+			if err := s.Bind(xsk.BindConfig{Ifindex: n.Link.Index, Queue: queue}); !errors.Is(err, unix.EBUSY) {
 				t.Errorf("device %d: binding what was handed out to queue %d: %v, want EBUSY", i, queue, err)
 			}
 		}
@@ -43,13 +44,13 @@ func TestHandedSocketsAreBound(t *testing.T) {
 }
 
 func TestBusyPollIsWhatTheKernelTook(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	settings := defaultSettings
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	settings := handofftest.DefaultSettings
 	settings.BusyPollBudget, settings.BusyPollTimeout = 64, 20*time.Microsecond
 	settings.DeferHardIRQs, settings.GROFlushTimeout = 2, 200*time.Microsecond
-	p.add(settings, 0, 1)
-	c := p.connect(n.serve("x", 0, 1))
+	p.Add(settings, 0, 1)
+	c := connect(t, p, n.Serve("x", 0, 1))
 	c.umem()
 	o, s := c.open(0)
 	if o.Flags&wire.SocketBusyPoll == 0 || o.BusyPollBudget != 64 || o.BusyPollTimeout != 20 {
@@ -73,17 +74,17 @@ func TestBusyPollIsWhatTheKernelTook(t *testing.T) {
 
 // Field case 10: who holds a queue is said, and a queue that is released within the agent's patience is opened.
 func TestHeldQueueIsWaitedForThenSaid(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0, 1)
-	path := n.serve("x", 0, 1)
-	first, second := p.connect(path), p.connect(path)
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0, 1)
+	path := n.Serve("x", 0, 1)
+	first, second := connect(t, p, path), connect(t, p, path)
 	first.umem()
 	_, held := first.open(0)
 
 	second.umem()
 	second.refused(goodOpen(0), -1, wire.CodeBusy, "already open by another connection of pod default/a")
-	if d := p.dial(path).hello().Devices[0]; d.Flags&wire.DeviceOpen == 0 {
+	if d := dial(t, p, path).hello().Devices[0]; d.Flags&wire.DeviceOpen == 0 {
 		t.Errorf("flags of an open device: %#x", d.Flags)
 	}
 
@@ -110,10 +111,10 @@ func TestHeldQueueIsWaitedForThenSaid(t *testing.T) {
 
 // Field case 11: a UMEM can be registered anew once no socket is on it, and what was on it is told apart.
 func TestUMEMGoesWithItsLastSocket(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0, 1)
-	c := p.connect(n.serve("x", 0, 1))
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0, 1)
+	c := connect(t, p, n.Serve("x", 0, 1))
 	c.umem()
 	_, s := c.open(0)
 	_ = s.Close()
@@ -125,10 +126,10 @@ func TestUMEMGoesWithItsLastSocket(t *testing.T) {
 }
 
 func TestQueuesOfTwoAllocationsShareAUMEM(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0, 1, 2)
-	one, two := p.connect(n.serve("x", 0)), p.connect(n.serve("y", 1, 2))
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0, 1, 2)
+	one, two := connect(t, p, n.Serve("x", 0)), connect(t, p, n.Serve("y", 1, 2))
 	one.umem()
 	_, first := one.open(0)
 	if m, _ := two.ask(&wire.Join{}, first.FD()); m.Type() != wire.TypeJoined {
@@ -148,12 +149,12 @@ func TestQueuesOfTwoAllocationsShareAUMEM(t *testing.T) {
 
 // Invariant 1: sockets that are not the pod's own are worth nothing to it, those that are not bound least of all.
 func TestForeignSocketsAreNeitherJoinedNorResumed(t *testing.T) {
-	n := newNode(t)
-	a, b := n.newPod("a"), n.newPod("b")
-	a.add(defaultSettings, 0)
-	b.add(defaultSettings, 1)
-	pathA, pathB := n.serve("x", 0), n.serve("y", 1)
-	c := a.connect(pathA)
+	n := handofftest.New(t)
+	a, b := n.NewPod("a"), n.NewPod("b")
+	a.Add(handofftest.DefaultSettings, 0)
+	b.Add(handofftest.DefaultSettings, 1)
+	pathA, pathB := n.Serve("x", 0), n.Serve("y", 1)
+	c := connect(t, a, pathA)
 	c.umem()
 	_, ofA := c.open(0)
 	fresh, err := xsk.NewSocket()
@@ -176,7 +177,7 @@ func TestForeignSocketsAreNeitherJoinedNorResumed(t *testing.T) {
 		"a memfd":                 {memfd(t, 4096, 0, 0), "socket operation on non-socket"},
 	} {
 		t.Run(title, func(t *testing.T) {
-			c := b.connect(pathB)
+			c := connect(t, b, pathB)
 			c.tb = t
 			c.refused(&wire.Join{}, test.fd, wire.CodeNotYours, test.words)
 			c.refused(&wire.Resume{Device: 0}, test.fd, wire.CodeNotYours, test.words)
@@ -188,43 +189,43 @@ func TestForeignSocketsAreNeitherJoinedNorResumed(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	within(t, "the agent to see the end of the connection", func() bool { return !n.leases.IsOpen(device(0)) })
-	c = a.connect(pathA)
+	within(t, "the agent to see the end of the connection", func() bool { return !n.Leases.IsOpen(handofftest.Device(0)) })
+	c = connect(t, a, pathA)
 	if m, _ := c.ask(&wire.Resume{Device: 0}, ofA.FD()); m.Type() != wire.TypeResumed {
 		t.Errorf("the pod's own socket: %+v", m)
 	}
 	c.refused(&wire.Resume{Device: 0}, ofA.FD(), wire.CodeBusy, "already open")
-	if !n.leases.IsOpen(device(0)) {
+	if !n.Leases.IsOpen(handofftest.Device(0)) {
 		t.Error("the resumed device is not open")
 	}
 }
 
 // Field case 14: a socket and the program on its NIC are both multi-buffer or both not, also where pools share a UMEM.
 func TestPoolsThatDifferDoNotShareAUMEM(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0)
-	other := defaultSettings
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0)
+	other := handofftest.DefaultSettings
 	other.Pool, other.NeedWakeup = "plain", false
-	never := defaultSettings
+	never := handofftest.DefaultSettings
 	never.Pool, never.ZeroCopy = "copy", lease.ZeroCopyNever
 	add := func(settings lease.Settings, queue int) {
 		r := lease.Request{
-			Pod: lease.Pod{UID: "uid-a", Namespace: "default", Name: "a"}, NetnsCookie: p.cookie, Attachment: p.attachment(),
-			Devices: []lease.DeviceRequest{{Device: lease.Device{ID: device(queue), Link: n.link, Queue: queue}, Settings: settings}},
+			Pod: lease.Pod{UID: "uid-a", Namespace: "default", Name: "a"}, NetnsCookie: p.Cookie, Attachment: p.Attachment(),
+			Devices: []lease.DeviceRequest{{Device: lease.Device{ID: handofftest.Device(queue), Link: n.Link, Queue: queue}, Settings: settings}},
 		}
-		if err := n.leases.Activate(r); err != nil {
+		if err := n.Leases.Activate(r); err != nil {
 			t.Fatal(err)
 		}
 	}
 	add(other, 1)
 	add(never, 2)
-	c := p.connect(n.serve("x", 0, 1, 2))
+	c := connect(t, p, n.Serve("x", 0, 1, 2))
 	c.umem()
 	c.open(0)
 	c.refused(goodOpen(1), -1, wire.CodeUnsupported, "pools fast and plain differ in needWakeup or multiBuffer")
 	c.open(2)
-	two := p.connect(n.serve("y", 1))
+	two := connect(t, p, n.Serve("y", 1))
 	two.umem()
 	if o, _ := two.open(0); o.Flags&wire.SocketNeedWakeup != 0 {
 		t.Errorf("flags %#x of a pool without need-wakeup", o.Flags)
@@ -232,15 +233,15 @@ func TestPoolsThatDifferDoNotShareAUMEM(t *testing.T) {
 }
 
 func TestLeaseThatEndsTellsItsClients(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0, 1)
-	path := n.serve("x", 0, 1)
-	c := p.connect(path)
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0, 1)
+	path := n.Serve("x", 0, 1)
+	c := connect(t, p, path)
 	c.umem()
 	_, one := c.open(0)
 	_, two := c.open(1)
-	p.del()
+	p.Del()
 	r := c.hear()
 	if r.ID != 0 {
 		t.Errorf("the unasked message has id %d", r.ID)
@@ -248,18 +249,18 @@ func TestLeaseThatEndsTellsItsClients(t *testing.T) {
 	c.isError(r.Message, wire.CodeEnded, "has ended: the pod's network was taken down")
 	c.ends()
 	_, _ = one.Close(), two.Close()
-	p.add(defaultSettings, 0, 1)
-	c = p.connect(path)
+	p.Add(handofftest.DefaultSettings, 0, 1)
+	c = connect(t, p, path)
 	c.umem()
 	c.open(0)
 }
 
 // The lease ends while a queue is waited for: the socket that is bound afterwards is not handed out.
 func TestLeaseThatEndsWhileASocketIsMade(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0)
-	c := p.connect(n.serve("x", 0))
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0)
+	c := connect(t, p, n.Serve("x", 0))
 	c.umem()
 
 	holder, err := xsk.NewSocket()
@@ -273,13 +274,13 @@ func TestLeaseThatEndsWhileASocketIsMade(t *testing.T) {
 	}
 	defer umem.Close()
 	err = errors.Join(holder.RegisterUMEM(umem.Bytes(), umem.Config), holder.SetRings(xsk.RingSizes{Fill: 64, Completion: 64, RX: 64}),
-		holder.Bind(xsk.BindConfig{Ifindex: n.link.Index, Queue: 0, Mode: xsk.ZeroCopyOff}))
+		holder.Bind(xsk.BindConfig{Ifindex: n.Link.Index, Queue: 0, Mode: xsk.ZeroCopyOff}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.say(goodOpen(0), -1)
 	time.Sleep(50 * time.Millisecond) // the agent waits for the queue now
-	p.del()
+	p.Del()
 	if err := holder.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -289,7 +290,7 @@ func TestLeaseThatEndsWhileASocketIsMade(t *testing.T) {
 		_ = unix.Close(r.FD)
 	}
 	c.isError(r.Message, wire.CodeNotLeased, "not leased")
-	if left := n.leases.Leases(); len(left) != 0 {
+	if left := n.Leases.Leases(); len(left) != 0 {
 		t.Errorf("leases left: %+v", left)
 	}
 }

@@ -1,177 +1,23 @@
-package handoff
+package handoff_test
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/afxdp-project/afxdp/internal/lease"
+	"github.com/afxdp-project/afxdp/internal/handoff/handofftest"
 	"github.com/afxdp-project/afxdp/internal/testutil"
 	"github.com/afxdp-project/afxdp/internal/wire"
-	"github.com/afxdp-project/afxdp/pkg/netdev"
 	"github.com/afxdp-project/afxdp/pkg/xsk"
 )
 
 func TestMain(m *testing.M) { os.Exit(testutil.Main(m)) }
 
-const (
-	nic = "hnear"
-	far = "hfar"
-	// patience bounds what is to happen at once.
-	patience = 10 * time.Second
-)
-
-var defaultSettings = lease.Settings{
-	Pool: "fast", ZeroCopy: lease.ZeroCopyAuto, NeedWakeup: true,
-	MaxUMEM: 8 << 20, MaxFrames: 4096, MaxRingSize: 1024,
-}
-
-// node is an agent's lease manager and handoff server with a veth pair of four queues.
-type node struct {
-	tb     testing.TB
-	nics   *netdev.Handle
-	link   netdev.Link
-	leases *lease.Manager
-	server *Server
-}
-
-// newNode makes a node that is taken down with the test, which must leave no descriptor behind.
-func newNode(tb testing.TB) *node {
-	tb.Helper()
-	testutil.NeedKernel(tb)
-	before := testutil.OpenFDs()
-	tb.Cleanup(func() {
-		if leaked := testutil.LeakedFDs(before); leaked != nil {
-			tb.Errorf("descriptors left open: %s", strings.Join(leaked, ", "))
-		}
-	})
-	testutil.Veth(tb, testutil.VethPair{Near: nic, Far: far, Queues: 4})
-	n := &node{tb: tb}
-	var err error
-	if n.nics, err = netdev.Open(); err != nil {
-		tb.Fatal(err)
-	}
-	if n.link, err = n.nics.LinkByName(nic); err != nil {
-		tb.Fatal(err)
-	}
-	n.start()
-	tb.Cleanup(func() {
-		for _, l := range n.leases.Leases() {
-			for _, a := range l.Attachments {
-				if err := n.leases.Detach(a); err != nil {
-					tb.Error(err)
-				}
-			}
-		}
-		n.stop()
-		if err := errors.Join(n.nics.Close(), os.RemoveAll("/run/state"), os.RemoveAll("/run/alloc")); err != nil {
-			tb.Error(err)
-		}
-	})
-	return n
-}
-
-func (n *node) start() {
-	n.tb.Helper()
-	var findings []error
-	var err error
-	n.leases, findings, err = lease.New(lease.Config{StateDir: "/run/state", PinDir: "/sys/fs/bpf/afxdp", NICs: n.nics})
-	if err != nil || findings != nil {
-		n.tb.Fatal(err, findings)
-	}
-	n.server = NewServer(n.leases, slog.New(slog.NewTextHandler(n.tb.Output(), nil)))
-}
-
-func (n *node) stop() {
-	n.tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if err := errors.Join(n.server.Close(ctx), n.leases.Close()); err != nil {
-		n.tb.Error(err)
-	}
-}
-
-// device returns the id of the device with a queue.
-func device(queue int) string { return fmt.Sprintf("%s-q%d", nic, queue) }
-
-// serve has the socket of an allocation of queues listen and returns its path.
-func (n *node) serve(id string, queues ...int) string {
-	n.tb.Helper()
-	a := Allocation{ID: id, Dir: "/run/alloc/" + id, Pool: "fast"}
-	for _, q := range queues {
-		a.Devices = append(a.Devices, device(q))
-	}
-	if err := os.MkdirAll(a.Dir, 0o755); err != nil {
-		n.tb.Fatal(err)
-	}
-	if err := n.server.Serve(a); err != nil {
-		n.tb.Fatal(err)
-	}
-	return filepath.Join(a.Dir, SocketName)
-}
-
-// pod is a network namespace with leases.
-type pod struct {
-	node   *node
-	name   string
-	netns  *testutil.Netns
-	cookie uint64
-}
-
-func (n *node) newPod(name string) *pod {
-	n.tb.Helper()
-	p := &pod{node: n, name: name, netns: testutil.NewNetns(n.tb)}
-	err := p.netns.Do(func() error {
-		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		p.cookie, err = netdev.CookieOfSocket(fd)
-		return err
-	})
-	if err != nil {
-		n.tb.Fatal(err)
-	}
-	return p
-}
-
-func (p *pod) attachment() lease.Attachment {
-	return lease.Attachment{Network: "net", ContainerID: "sandbox-" + p.name, Ifname: "eth0"}
-}
-
-// add does what a CNI ADD does.
-func (p *pod) add(settings lease.Settings, queues ...int) {
-	p.node.tb.Helper()
-	r := lease.Request{
-		Pod: lease.Pod{UID: "uid-" + p.name, Namespace: "default", Name: p.name}, NetnsCookie: p.cookie, Attachment: p.attachment(),
-	}
-	for _, q := range queues {
-		r.Devices = append(r.Devices, lease.DeviceRequest{
-			Device: lease.Device{ID: device(q), Link: p.node.link, Queue: q}, Settings: settings,
-		})
-	}
-	if err := p.node.leases.Activate(r); err != nil {
-		p.node.tb.Fatal(err)
-	}
-}
-
-// del does what a CNI DEL does.
-func (p *pod) del() {
-	p.node.tb.Helper()
-	if err := p.node.leases.Detach(p.attachment()); err != nil {
-		p.node.tb.Fatal(err)
-	}
-}
+const patience = handofftest.Patience
 
 // conn is a pod's connection on which anything can be said.
 type conn struct {
@@ -181,10 +27,10 @@ type conn struct {
 }
 
 // dial connects from inside the pod.
-func (p *pod) dial(path string) *conn {
-	p.node.tb.Helper()
-	c := &conn{tb: p.node.tb}
-	err := p.netns.Do(func() (err error) {
+func dial(tb testing.TB, p *handofftest.Pod, path string) *conn {
+	tb.Helper()
+	c := &conn{tb: tb}
+	err := p.Netns.Do(func() (err error) {
 		c.Conn, err = wire.Dial(path, patience)
 		return err
 	})
@@ -196,9 +42,9 @@ func (p *pod) dial(path string) *conn {
 }
 
 // connect connects and shakes hands.
-func (p *pod) connect(path string) *conn {
-	p.node.tb.Helper()
-	c := p.dial(path)
+func connect(tb testing.TB, p *handofftest.Pod, path string) *conn {
+	tb.Helper()
+	c := dial(tb, p, path)
 	c.hello()
 	return c
 }

@@ -1,4 +1,4 @@
-package handoff
+package handoff_test
 
 import (
 	"unsafe"

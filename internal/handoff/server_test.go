@@ -1,4 +1,4 @@
-package handoff
+package handoff_test
 
 import (
 	"context"
@@ -12,15 +12,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/afxdp-project/afxdp/internal/handoff"
+	"github.com/afxdp-project/afxdp/internal/handoff/handofftest"
 	"github.com/afxdp-project/afxdp/internal/wire"
 )
 
 // Field case 2: the socket listens before Serve returns. Repeated, it stays the same; removed, it is made again in the
 // directory as it is.
 func TestSocketListensBeforeServeReturns(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0)
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0)
 	inode := func(path string) uint64 {
 		var st unix.Stat_t
 		if err := unix.Lstat(path, &st); err != nil {
@@ -28,13 +30,13 @@ func TestSocketListensBeforeServeReturns(t *testing.T) {
 		}
 		return st.Ino
 	}
-	path := n.serve("x", 0)
+	path := n.Serve("x", 0)
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o666 {
 		t.Errorf("mode %v, %v; every uid must be able to connect", info.Mode(), err)
 	}
 	dir, file := inode(filepath.Dir(path)), inode(path)
-	c := p.connect(path)
-	n.serve("x", 0)
+	c := connect(t, p, path)
+	n.Serve("x", 0)
 	if inode(path) != file {
 		t.Error("a socket that was there was replaced")
 	}
@@ -46,8 +48,8 @@ func TestSocketListensBeforeServeReturns(t *testing.T) {
 		if err := replace(); err != nil {
 			t.Fatal(err)
 		}
-		n.serve("x", 0)
-		_ = p.connect(path).Close()
+		n.Serve("x", 0)
+		_ = connect(t, p, path).Close()
 	}
 	if inode(filepath.Dir(path)) != dir {
 		t.Error("the directory was replaced: the pod's mount of it is dead")
@@ -58,43 +60,43 @@ func TestSocketListensBeforeServeReturns(t *testing.T) {
 	}
 	// A connection to a socket that was replaced goes on, and ends with the allocation.
 	c.umem()
-	n.server.Stop("x")
+	n.Server.Stop("x")
 	c.ends()
 	if _, err := wire.Dial(path, time.Second); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("after Stop: %v, want a refused connection", err)
 	}
-	n.server.Stop("x")
+	n.Server.Stop("x")
 }
 
 // Field case 1: one socket serves any number of clients, after each other and several at once, also for the next agent.
 func TestSocketServesForAsLongAsTheAllocation(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0)
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0)
 	for range 3 {
-		path := n.serve("x", 0)
+		path := n.Serve("x", 0)
 		for range 30 {
-			_ = p.connect(path).Close()
+			_ = connect(t, p, path).Close()
 		}
-		n.stop()
+		n.Stop()
 		if _, err := wire.Dial(path, time.Second); !errors.Is(err, unix.ECONNREFUSED) {
 			t.Errorf("without an agent: %v, want a refused connection", err)
 		}
-		n.start()
+		n.Start()
 	}
 }
 
 func TestConnectionsAreLimited(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0)
-	path := n.serve("x", 0)
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0)
+	path := n.Serve("x", 0)
 	var conns []*conn
-	for range DefaultMaxConnections {
-		conns = append(conns, p.connect(path))
+	for range handoff.DefaultMaxConnections {
+		conns = append(conns, connect(t, p, path))
 	}
 	for range 20 {
-		c := p.dial(path)
+		c := dial(t, p, path)
 		// With a request unread, too, the reason comes through.
 		_ = c.Send(1, &wire.Hello{MinVersion: 1, MaxVersion: 1}, -1, patience)
 		c.isError(c.hear().Message, wire.CodeLimit, "has 8 connections already")
@@ -102,55 +104,55 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 	_ = conns[3].Close()
 	within(t, "a place to be free", func() bool {
-		c := p.dial(path)
+		c := dial(t, p, path)
 		defer c.Close()
 		_ = c.Send(1, &wire.Hello{MinVersion: 1, MaxVersion: 1}, -1, patience)
 		return c.hear().Message.Type() == wire.TypeWelcome
 	})
 	// Other limits hold without a new socket.
-	a := Allocation{ID: "x", Dir: filepath.Dir(path), Devices: []string{device(0)}, MaxConnections: 1}
-	if err := n.server.Serve(a); err != nil {
+	a := handoff.Allocation{ID: "x", Dir: filepath.Dir(path), Devices: []string{handofftest.Device(0)}, MaxConnections: 1}
+	if err := n.Server.Serve(a); err != nil {
 		t.Fatal(err)
 	}
-	c := p.dial(path)
+	c := dial(t, p, path)
 	c.isError(c.hear().Message, wire.CodeLimit, "the pool's limit")
 	conns[0].umem()
 }
 
 // Field case 43: a path that cannot be is named with its length.
 func TestPathTooLongForASocketIsNamed(t *testing.T) {
-	n := newNode(t)
-	dir := "/run/" + strings.Repeat("d", 108-len("/run/")-1-len(SocketName))
+	n := handofftest.New(t)
+	dir := "/run/" + strings.Repeat("d", 108-len("/run/")-1-len(handoff.SocketName))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	err := n.server.Serve(Allocation{ID: "x", Dir: dir})
+	err := n.Server.Serve(handoff.Allocation{ID: "x", Dir: dir})
 	if err == nil || !strings.Contains(err.Error(), "serve allocation x: socket path "+dir) || !strings.Contains(err.Error(), "at most 107") {
 		t.Errorf("got %v", err)
 	}
-	if err := n.server.Serve(Allocation{ID: "x", Dir: "/run/none"}); !errors.Is(err, os.ErrNotExist) {
+	if err := n.Server.Serve(handoff.Allocation{ID: "x", Dir: "/run/none"}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without a directory: %v", err)
 	}
 }
 
 func TestNothingIsServedAfterClose(t *testing.T) {
-	n := newNode(t)
-	path := n.serve("x", 0)
-	n.stop()
-	if err := n.server.Serve(Allocation{ID: "x", Dir: filepath.Dir(path)}); !errors.Is(err, net.ErrClosed) {
+	n := handofftest.New(t)
+	path := n.Serve("x", 0)
+	n.Stop()
+	if err := n.Server.Serve(handoff.Allocation{ID: "x", Dir: filepath.Dir(path)}); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("Serve after Close: %v", err)
 	}
-	n.start()
+	n.Start()
 }
 
 // Invariant 6: closing a hostile descriptor blocks. The pod that sent it is answered, others are served, and nothing that
 // the agent does for them or for itself waits.
 func TestDescriptorsWhoseCloseBlocksHoldNobodyUp(t *testing.T) {
-	n := newNode(t)
-	a, b := n.newPod("a"), n.newPod("b")
-	a.add(defaultSettings, 0)
-	b.add(defaultSettings, 1)
-	pathA, pathB := n.serve("x", 0), n.serve("y", 1)
+	n := handofftest.New(t)
+	a, b := n.NewPod("a"), n.NewPod("b")
+	a.Add(handofftest.DefaultSettings, 0)
+	b.Add(handofftest.DefaultSettings, 1)
+	pathA, pathB := n.Serve("x", 0), n.Serve("y", 1)
 	var releases []func()
 	give := func(c *conn, m wire.Message) {
 		t.Helper()
@@ -175,38 +177,38 @@ func TestDescriptorsWhoseCloseBlocksHoldNobodyUp(t *testing.T) {
 	}
 	defer release()
 
-	c := a.connect(pathA)
+	c := connect(t, a, pathA)
 	give(c, &goodUMEM)
 	c.isError(c.hear().Message, wire.CodeInvalid, "no memfd") // while the agent closes the first
 	give(c, &goodUMEM)                                        // not received as long as that blocks
 
-	holder := a.connect(pathA)
+	holder := connect(t, a, pathA)
 	holder.umem()
 	_, s := holder.open(0)
 	give(holder, &wire.Resume{})
 	holder.isError(holder.hear().Message, wire.CodeNotYours, "family 2")
 
-	for range DefaultMaxConnections {
+	for range handoff.DefaultMaxConnections {
 		// More than are accepted, all with a descriptor that nobody receives.
-		refused := a.dial(pathA)
+		refused := dial(t, a, pathA)
 		give(refused, &goodUMEM)
 	}
 
-	other := b.connect(pathB)
+	other := connect(t, b, pathB)
 	other.umem()
 	other.open(0)
 	begin := time.Now()
-	a.del()
+	a.Del()
 	holder.isError(holder.hear().Message, wire.CodeEnded, "has ended")
 	_ = s.Close()
-	n.server.Stop("x")
-	n.serve("x", 0)
+	n.Server.Stop("x")
+	n.Serve("x", 0)
 	if m, _ := other.ask(&wire.Close{}, -1); m.Type() != wire.TypeClosed {
 		t.Errorf("CLOSE of the other pod: %+v", m)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	if err := n.server.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+	if err := n.Server.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Close: %v; the descriptors do not block, so this test shows nothing", err)
 	}
 	if took := time.Since(begin); took > patience {

@@ -1,4 +1,4 @@
-package handoff
+package handoff_test
 
 import (
 	"strings"
@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/afxdp-project/afxdp/internal/handoff/handofftest"
 	"github.com/afxdp-project/afxdp/internal/wire"
 	"github.com/afxdp-project/afxdp/pkg/xsk"
 )
@@ -15,29 +16,29 @@ const notLeased = "no device of this allocation is leased to the network namespa
 
 // Field case 5: what identifies a pod is its network namespace, whatever it may call itself.
 func TestOnlyThePodWithTheLeaseIsServed(t *testing.T) {
-	n := newNode(t)
-	p, other := n.newPod("a"), n.newPod("b")
-	path := n.serve("x", 0, 1)
+	n := handofftest.New(t)
+	p, other := n.NewPod("a"), n.NewPod("b")
+	path := n.Serve("x", 0, 1)
 	hello := &wire.Hello{MinVersion: 1, MaxVersion: 1}
 	turnedAway := func(c *conn) {
 		t.Helper()
 		c.refused(hello, -1, wire.CodeNotLeased, notLeased)
 		c.ends()
 	}
-	turnedAway(p.dial(path)) // before ADD
+	turnedAway(dial(t, p, path)) // before ADD
 
-	p.add(defaultSettings, 0)
-	turnedAway(other.dial(path))
-	other.add(defaultSettings, 2)
-	turnedAway(other.dial(path)) // with a lease, but of none of these devices
+	p.Add(handofftest.DefaultSettings, 0)
+	turnedAway(dial(t, other, path))
+	other.Add(handofftest.DefaultSettings, 2)
+	turnedAway(dial(t, other, path)) // with a lease, but of none of these devices
 
-	c := p.dial(path)
+	c := dial(t, p, path)
 	w := c.hello()
-	if w.Pool != "fast" || w.MaxUMEM != defaultSettings.MaxUMEM || w.MaxRingSize != defaultSettings.MaxRingSize || len(w.Devices) != 2 {
+	if w.Pool != "fast" || w.MaxUMEM != handofftest.DefaultSettings.MaxUMEM || w.MaxRingSize != handofftest.DefaultSettings.MaxRingSize || len(w.Devices) != 2 {
 		t.Errorf("WELCOME: %+v", w)
 	}
 	d := w.Devices[0]
-	if d.Netdev.String() != nic || d.Queue != 0 || d.MTU != 1500 || d.Flags != wire.DeviceLeased || d.Epoch == 0 {
+	if d.Netdev.String() != handofftest.NIC || d.Queue != 0 || d.MTU != 1500 || d.Flags != wire.DeviceLeased || d.Epoch == 0 {
 		t.Errorf("the leased device: %+v", d)
 	}
 	if w.Devices[1] != (wire.Device{NUMA: -1}) {
@@ -46,17 +47,17 @@ func TestOnlyThePodWithTheLeaseIsServed(t *testing.T) {
 	c.umem()
 	c.refused(goodOpen(1), -1, wire.CodeNotLeased, "not leased to the pod of this network namespace")
 
-	p.del()
-	turnedAway(p.dial(path))
+	p.Del()
+	turnedAway(dial(t, p, path))
 	c.refused(goodOpen(0), -1, wire.CodeNotLeased, "not leased")
 }
 
 func TestRequestsOutOfPlaceAreRefused(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0)
-	path := n.serve("x", 0)
-	c := p.connect(path)
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0)
+	path := n.Serve("x", 0)
+	c := connect(t, p, path)
 	c.refused(goodOpen(0), -1, wire.CodeNoUMEM, "OPEN before UMEM")
 	c.refused(goodOpen(7), -1, wire.CodeNoDevice, "device 7: the allocation has 1")
 	c.refused(goodOpen(1<<32-1), -1, wire.CodeNoDevice, "device 4294967295")
@@ -80,10 +81,10 @@ func TestRequestsOutOfPlaceAreRefused(t *testing.T) {
 
 // Field case 15: ring sizes are checked before the kernel sees them, with the rule in the message.
 func TestBadRingSizesAreRefusedWithTheRule(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0)
-	c := p.connect(n.serve("x", 0))
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0)
+	c := connect(t, p, n.Serve("x", 0))
 	c.umem()
 	for _, test := range []struct {
 		m     wire.Open
@@ -109,10 +110,10 @@ func TestBadRingSizesAreRefusedWithTheRule(t *testing.T) {
 
 // What breaks the protocol is answered with the reason, then the connection ends; the next one is served.
 func TestBrokenProtocolEndsTheConnection(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0)
-	path := n.serve("x", 0)
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0)
+	path := n.Serve("x", 0)
 	encode := func(m wire.Message) []byte {
 		b, err := wire.Encode(77, m)
 		if err != nil {
@@ -158,7 +159,7 @@ func TestBrokenProtocolEndsTheConnection(t *testing.T) {
 		"RESUME with a reserved field set": {false, encode(&wire.Resume{Reserved: 1}), one, wire.CodeMalformed, "reserved is 0x1"},
 	} {
 		t.Run(title, func(t *testing.T) {
-			c := p.dial(path)
+			c := dial(t, p, path)
 			c.tb = t
 			if !test.first {
 				c.hello()
@@ -171,37 +172,37 @@ func TestBrokenProtocolEndsTheConnection(t *testing.T) {
 		})
 	}
 	// Field case 44: and the agent has closed all that came, which the node checks at the end.
-	c := p.connect(path)
+	c := connect(t, p, path)
 	c.umem()
 	c.open(0)
 }
 
 // Field case 1: a client that says nothing is not waited for, one that has said HELLO may be silent as long as it likes.
 func TestSilenceBeforeHelloEndsTheConnection(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0)
-	n.server.deadlines.hello = 50 * time.Millisecond
-	path := n.serve("x", 0)
-	c := p.dial(path)
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0)
+	n.Server.SetDeadlines(50*time.Millisecond, patience)
+	path := n.Serve("x", 0)
+	c := dial(t, p, path)
 	c.isError(c.hear().Message, wire.CodeMalformed, "no HELLO came within 50ms")
 	c.ends()
 
-	n.stop()
-	n.start()
-	n.server.deadlines.hello = 200 * time.Millisecond
-	c = p.connect(n.serve("x", 0))
-	time.Sleep(3 * n.server.deadlines.hello)
+	n.Stop()
+	n.Start()
+	n.Server.SetDeadlines(200*time.Millisecond, patience)
+	c = connect(t, p, n.Serve("x", 0))
+	time.Sleep(600 * time.Millisecond)
 	c.umem()
 }
 
 func TestClientThatNeverReadsIsDropped(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0)
-	n.server.deadlines.send = 50 * time.Millisecond
-	path := n.serve("x", 0)
-	c := p.connect(path)
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0)
+	n.Server.SetDeadlines(patience, 50*time.Millisecond)
+	path := n.Serve("x", 0)
+	c := connect(t, p, path)
 	c.umem()
 	c.open(0)
 	for {
@@ -213,6 +214,6 @@ func TestClientThatNeverReadsIsDropped(t *testing.T) {
 			break
 		}
 	}
-	within(t, "the agent to give the device up", func() bool { return !n.leases.IsOpen(device(0)) })
-	p.connect(path)
+	within(t, "the agent to give the device up", func() bool { return !n.Leases.IsOpen(handofftest.Device(0)) })
+	connect(t, p, path)
 }

@@ -1,4 +1,4 @@
-package handoff
+package handoff_test
 
 import (
 	"net"
@@ -8,16 +8,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/afxdp-project/afxdp/internal/handoff/handofftest"
 	"github.com/afxdp-project/afxdp/internal/wire"
 )
 
 // What a pod sends as its UMEM is refused with the reason, is not charged to the agent, and leaves the connection usable.
 func TestBadUMEMIsRefusedWithTheReason(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0)
-	path := n.serve("x", 0)
-	c := p.connect(path)
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0)
+	path := n.Serve("x", 0)
+	c := connect(t, p, path)
 
 	opened := func(f *os.File, err error) int {
 		if err != nil {
@@ -60,7 +61,7 @@ func TestBadUMEMIsRefusedWithTheReason(t *testing.T) {
 		{"smaller than claimed", memfd(t, 8192, 8192, goodSeals), goodUMEM, wire.CodeInvalid, "the memfd has 8192 bytes, the message says 1048576"},
 		{"larger than claimed", memfd(t, 2*umemSize, 2*umemSize, goodSeals), goodUMEM, wire.CodeInvalid, "the memfd has 2097152 bytes"},
 		{"claims all there is", good(), wire.UMEM{Length: 1 << 63, FrameSize: 4096}, wire.CodeInvalid, "message says 9223372036854775808"},
-		{"claims and has a terabyte", memfd(t, 1<<40, 0, goodSeals), wire.UMEM{Length: 1 << 40, FrameSize: 4096}, wire.CodeLimit, "more than the pool's limit of 8388608"},
+		{"claims and has a terabyte", memfd(t, 1<<40, 0, goodSeals), wire.UMEM{Length: 1 << 40, FrameSize: 4096}, wire.CodeLimit, "more than the pool's limit of 67108864"},
 		{"nothing", memfd(t, 0, 0, goodSeals), wire.UMEM{FrameSize: 4096}, wire.CodeInvalid, "0 bytes are no multiple of the page size"},
 		{"part of a page", memfd(t, 5000, 5000, goodSeals), wire.UMEM{Length: 5000, FrameSize: 4096}, wire.CodeInvalid, "no multiple of the page size"},
 		{"regular file", opened(os.Create(t.TempDir() + "/f")), goodUMEM, wire.CodeInvalid, "no memfd"},
@@ -96,10 +97,10 @@ func TestBadUMEMIsRefusedWithTheReason(t *testing.T) {
 
 // Huge pages that a memfd lacks are not taken from the node for it: neither made nor reserved.
 func TestMissingHugePagesAreNotReserved(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0)
-	c := p.connect(n.serve("x", 0))
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0)
+	c := connect(t, p, n.Serve("x", 0))
 	fd, err := unix.MemfdCreate("huge", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB)
 	if err != nil {
 		t.Skipf("not run: the kernel has no huge pages of 2 MiB: %v", err)
@@ -129,12 +130,12 @@ func reservedHugePages(t *testing.T) string {
 
 // Field case 15: the number of frames is the pool's to limit, as the kernel keeps a buffer of its own for each.
 func TestFramesAreLimited(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	settings := defaultSettings
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	settings := handofftest.DefaultSettings
 	settings.MaxFrames = 511
-	p.add(settings, 0)
-	c := p.connect(n.serve("x", 0))
+	p.Add(settings, 0)
+	c := connect(t, p, n.Serve("x", 0))
 	c.refused(&wire.UMEM{Length: umemSize, FrameSize: 2048}, memfd(t, umemSize, umemSize, goodSeals), wire.CodeLimit,
 		"512 frames are more than the pool's limit of 511")
 	// Packed as close as unaligned frames can be, not as few as fit into pages.
@@ -145,14 +146,14 @@ func TestFramesAreLimited(t *testing.T) {
 
 // While the agent registers a UMEM the pod punches holes into it. Whatever comes of it, the agent makes no page.
 func TestRacingHolesAreNeverFilledByTheAgent(t *testing.T) {
-	n := newNode(t)
-	p := n.newPod("a")
-	p.add(defaultSettings, 0)
-	path := n.serve("x", 0)
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0)
+	path := n.Serve("x", 0)
 	var taken, refused int
 	for round := range 40 {
 		fd := memfd(t, umemSize, umemSize, goodSeals)
-		c := p.connect(path)
+		c := connect(t, p, path)
 		var punching atomic.Bool
 		done := make(chan struct{})
 		go func() {

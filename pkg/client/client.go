@@ -240,12 +240,12 @@ func (c *Client) use(source func() error) error {
 }
 
 // useAgain repeats the last use that succeeded.
-func (c *Client) useAgain() (repeated bool, err error) {
+func (c *Client) useAgain() error {
 	c.mu.Lock()
 	source := c.source
 	c.mu.Unlock()
 	if source == nil {
-		return false, nil
+		return errors.New("neither Register nor Join was called")
 	}
-	return true, source()
+	return source()
 }

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/afxdp-project/afxdp/internal/wire"
@@ -31,4 +32,9 @@ func refusal(r wire.Received) error {
 		return fmt.Errorf("the agent refused: %w", e)
 	}
 	return nil
+}
+
+func hasCode(err error, code Code) bool {
+	var e *wire.Error
+	return errors.As(err, &e) && e.Code == code
 }

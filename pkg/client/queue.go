@@ -88,14 +88,17 @@ func (c *Client) Open(device int, umem *xsk.UMEM, config OpenConfig) (*Queue, er
 		}})
 	}
 	err := ask()
-	var refused *wire.Error
-	if errors.As(err, &refused) && refused.Code == wire.CodeNoUMEM {
-		// For example since a lost connection, or an earlier attempt to open, has taken the UMEM along.
-		if again, uerr := c.useAgain(); uerr != nil {
-			err = uerr
-		} else if again {
-			err = ask()
+	for range 8 {
+		if !hasCode(err, wire.CodeNoUMEM) {
+			break
 		}
+		// A lost connection, an earlier attempt to open, or the end of the last queue on it has taken the UMEM along. That
+		// there is one already says that another goroutine was here.
+		if uerr := c.useAgain(); uerr != nil && !hasCode(uerr, wire.CodeState) {
+			err = errors.Join(err, uerr)
+			break
+		}
+		err = ask()
 	}
 	if errors.Is(err, errNotTaken) {
 		_ = c.request(query{message: &wire.Close{Device: m.Device}, fd: -1, want: wire.TypeClosed, hurry: true})
