@@ -164,6 +164,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 	const worlds = 5 // they share the work
 	for w := range worlds {
 		t.Run(strconv.Itoa(w), func(t *testing.T) {
+			t.Parallel()
 			n := emptyNode(t)
 			n.setKnobs(1, 5000)
 			before := n.now()

@@ -15,6 +15,9 @@ import (
 type fakeNAPIs struct {
 	queues   []netdev.Queue
 	settings map[uint32]fakeSettings // by NAPI
+	oldest   bool                    // the kernel does not tell the queues' NAPIs
+	older    bool                    // it has no settings by NAPI
+	deaf     bool                    // the driver ignores what is set
 }
 
 type fakeSettings struct {
@@ -22,12 +25,20 @@ type fakeSettings struct {
 	flush    time.Duration
 }
 
-func (f *fakeNAPIs) Queues(int) ([]netdev.Queue, error) { return f.queues, nil }
+func (f *fakeNAPIs) Queues(int) ([]netdev.Queue, error) {
+	if f.oldest {
+		return nil, fmt.Errorf("list queues: %w", netdev.ErrUnsupported)
+	}
+	return f.queues, nil
+}
 
 func (f *fakeNAPIs) NAPI(id uint32) (netdev.NAPI, error) {
 	s, ok := f.settings[id]
 	if !ok {
 		return netdev.NAPI{}, fmt.Errorf("read NAPI %d: %w", id, netdev.ErrNoNAPI)
+	}
+	if f.older {
+		return netdev.NAPI{ID: id}, nil
 	}
 	return netdev.NAPI{ID: id, Settings: netdev.NAPISettings{DeferHardIRQs: &s.deferral, GROFlushTimeout: &s.flush}}, nil
 }
@@ -36,6 +47,9 @@ func (f *fakeNAPIs) SetNAPI(id uint32, change netdev.NAPISettings) error {
 	s, ok := f.settings[id]
 	if !ok {
 		return fmt.Errorf("set NAPI %d: %w", id, netdev.ErrNoNAPI)
+	}
+	if f.deaf {
+		return nil
 	}
 	if change.DeferHardIRQs != nil {
 		s.deferral = *change.DeferHardIRQs
@@ -192,4 +206,45 @@ func TestNAPIOfANICThatIsDownIsPutBackLater(t *testing.T) {
 			n.wantNothingLeft()
 		})
 	}
+}
+
+// With another number of channels, queues can have other NAPIs than before.
+func TestQueueThatGetsANAPIOfItsOwn(t *testing.T) {
+	n, f := napiNode(t, operators, 11, 11, 12, 12)
+	n.add(alice, 0)
+	n.add(bob, 1)
+	f.link(operators, 21, 22, 23, 24)
+	n.ok(n.Retune())
+	f.want(t, "apart", map[uint32]fakeSettings{21: ours, 22: ours, 23: operators, 24: operators})
+	n.del(alice)
+	f.want(t, "one left", map[uint32]fakeSettings{21: operators, 22: ours, 23: operators, 24: operators})
+	n.del(bob)
+	f.want(t, "at the end", map[uint32]fakeSettings{21: operators, 22: operators, 23: operators, 24: operators})
+}
+
+// Kernels without settings by NAPI have those of the whole NIC changed.
+func TestWholeNICIsTunedOnOlderKernels(t *testing.T) {
+	for name, age := range map[string]func(*fakeNAPIs){
+		"before queue-get": func(f *fakeNAPIs) { f.oldest = true }, "before napi-set": func(f *fakeNAPIs) { f.older = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, f := napiNode(t, operators, 11, 12, 13, 14)
+			age(f)
+			n.add(alice, 0)
+			n.wantKnobs("leased", "2", "200000")
+			g, err := n.Grant(deviceID(0), alice.cookie)
+			if err != nil || !g.Tuning.Deferral || g.Tuning.NAPIKnown == f.oldest {
+				t.Errorf("a grant tells %+v, %v", g.Tuning, err)
+			}
+			n.del(alice)
+		})
+	}
+}
+
+// Field case 23: a setting that does not take is noticed, and the ADD undone.
+func TestSettingThatDoesNotTake(t *testing.T) {
+	n, f := napiNode(t, operators, 11, 12, 13, 14)
+	f.deaf = true
+	wantError(t, "ADD", n.Activate(n.request(alice, 0)), "set napi_defer_hard_irqs of "+near+" to 2", "shows 1 afterwards")
+	n.wantNothingLeft()
 }

@@ -273,6 +273,51 @@ func TestQueueThatIsGone(t *testing.T) {
 	n.del(alice)
 }
 
+// A driver without native XDP is refused unless the pool allows generic mode.
+func TestGenericModeOnlyWhereThePoolAllowsIt(t *testing.T) {
+	n := newNode(t)
+	r := n.request(alice, 0)
+	r.Devices[0] = DeviceRequest{Device{"lo-q0", n.link("lo"), 0}, pooled}
+	err := n.Activate(r)
+	wantError(t, "ADD", err, "the NIC is lo", "no native XDP")
+	if _, refused := errors.AsType[*RefusedError](err); !refused {
+		t.Errorf("the error is a %T, want a refusal", err)
+	}
+	n.wantNothingLeft()
+	r.Devices[0].Settings.AllowGeneric = true
+	n.ok(n.Activate(r))
+	if l := n.link("lo"); !n.Manages(l) || l.XDP.Mode != netdev.XDPGeneric {
+		t.Errorf("lo shows %+v, want our program in generic mode", l.XDP)
+	}
+	n.del(alice)
+	if x := n.link("lo").XDP; x.Mode != netdev.XDPNone {
+		t.Errorf("after DEL lo shows %+v", x)
+	}
+}
+
+// Zero-copy is for all devices of a pod or for none.
+func TestZeroCopyOfAPod(t *testing.T) {
+	n := newNode(t)
+	n.add(alice, 0)
+	if can, why := n.PodZeroCopy(alice.cookie); can || why != "pool fast has zeroCopy: never" {
+		t.Errorf("zero-copy of the pod: %t, %q", can, why)
+	}
+	r := n.request(bob, 1)
+	r.Devices[0].Settings.ZeroCopy = ZeroCopyAuto
+	n.ok(n.Activate(r))
+	if can, why := n.PodZeroCopy(bob.cookie); can || !strings.Contains(why, near) || !strings.Contains(why, "not supported") {
+		t.Errorf("zero-copy of the pod: %t, %q; want what the driver said", can, why)
+	}
+	for _, m := range n.Manager.nics {
+		m.doc.ZeroCopy = &zeroCopy{Can: true}
+	}
+	if can, why := n.PodZeroCopy(bob.cookie); !can {
+		t.Errorf("zero-copy of the pod on a NIC that has it: %q", why)
+	}
+	n.del(alice)
+	n.del(bob)
+}
+
 func TestZeroCopy(t *testing.T) {
 	n := newNode(t)
 	before := n.now()

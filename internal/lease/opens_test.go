@@ -303,3 +303,44 @@ func TestLostPinsAreMadeAnew(t *testing.T) {
 	n.ok(maintain(n.Manager))
 	n.wantState("at the end", before)
 }
+
+// A lease can end while its device is being opened: the opening fails, or is revoked.
+func TestOpeningAndEndAtOnce(t *testing.T) {
+	n := newNode(t)
+	n.add(bob, 3)
+	opened, refused := 0, 0
+	for i := range 20 {
+		n.add(alice, 0)
+		g, err := n.Grant(deviceID(0), alice.cookie)
+		n.ok(err)
+		process := bind(t, g.Link.Index, 0)
+		agents, err := process.socket.Dup()
+		n.ok(err)
+		revoked, ended := make(chan string, 1), make(chan error)
+		go func() {
+			n.inside()
+			time.Sleep(time.Duration(i) * 20 * time.Microsecond)
+			ended <- n.Detach(alice.attachment("eth0"))
+		}()
+		switch err := n.Opened(g, agents, process.record(), func(reason string) { revoked <- reason }); {
+		case err == nil:
+			opened++
+			n.ok(<-ended)
+			<-revoked
+		case errors.Is(err, ErrNotLeased):
+			refused++
+			n.ok(<-ended)
+			n.ok(agents.Close())
+		default:
+			t.Fatal(err)
+		}
+		if s := n.Statistics(); len(s) > 0 {
+			t.Errorf("statistics of %v", s)
+		}
+		process.close()
+		n.ok(n.Retune())
+		n.ok(maintain(n.Manager))
+	}
+	t.Logf("%d were opened, %d refused", opened, refused)
+	n.del(bob)
+}

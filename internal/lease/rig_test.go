@@ -56,6 +56,7 @@ type node struct {
 // node's network namespace from then on, to its end; others call inside.
 func newNode(t *testing.T) *node {
 	t.Helper()
+	t.Parallel()
 	n := emptyNode(t)
 	n.start()
 	t.Cleanup(func() {
@@ -70,8 +71,6 @@ func newNode(t *testing.T) *node {
 // emptyNode has no Manager yet.
 func emptyNode(t *testing.T) *node {
 	t.Helper()
-	testutil.NeedKernel(t)
-	t.Parallel()
 	n := &node{tb: t, netns: testutil.NewNetns(t)}
 	n.inside()
 	// The NIC is silent but for the test's packets.
