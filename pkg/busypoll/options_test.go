@@ -240,6 +240,7 @@ func TestActiveOnlyWhenAllIsSeen(t *testing.T) {
 	}{
 		{"all is seen", func(*State, *Facts) {}, true, "polling NAPI 8193"},
 		{"the kernel has no queue-get", func(_ *State, f *Facts) { f.QueueNAPI = nil }, true, "polling NAPI 8193"},
+		{"queue-get knows no NAPI and the socket does", func(_ *State, f *Facts) { f.QueueNAPI = napi(0) }, true, "polling NAPI 8193"},
 		{"copy mode", func(_ *State, f *Facts) { f.ZeroCopy = false }, true, "polling NAPI 8193"},
 		{"turned off by the pod", func(s *State, _ *Facts) { s.Timeout, s.Preferred = 0, false }, false, "is off on the socket"},
 		{"time turned off by the pod", func(s *State, _ *Facts) { s.Timeout = 0 }, false, "SO_BUSY_POLL is 0"},

@@ -56,7 +56,8 @@ type Facts struct {
 	// Deferral is what the kernel shows of the queue's NAPI, or of the whole device; nil when it could not be read.
 	Deferral *Deferral
 	// QueueNAPI is the NAPI that the kernel links the rx queue to (netdev netlink queue-get), 0 for none; nil when the
-	// kernel cannot tell.
+	// kernel cannot tell. Where it is 0 the socket's word counts: up to Linux 6.12 drivers tell sockets which NAPI they
+	// have, and queue-get not.
 	QueueNAPI *uint32
 	// ZeroCopy is the socket's mode.
 	ZeroCopy bool
@@ -79,14 +80,14 @@ func Assess(s State, f Facts) Status {
 		return inactive("busy polling is off on the socket: SO_BUSY_POLL is 0")
 	case !s.Preferred:
 		return inactive("SO_PREFER_BUSY_POLL is off on the socket, so interrupts go on beside its polls")
-	case f.QueueNAPI != nil && *f.QueueNAPI == 0:
+	case s.NAPI == 0 && f.QueueNAPI != nil && *f.QueueNAPI == 0:
 		return inactive("the driver links this queue to no NAPI on this kernel (of veth, recent kernels link none); using wakeups")
 	case s.NAPI == 0 && f.QueueNAPI != nil && !f.ZeroCopy:
 		return inactive("the queue has NAPI %d but the socket does not know it: in copy mode it learns it from its first packet, "+
 			"on some kernels after 6.12 never; using wakeups", *f.QueueNAPI)
 	case s.NAPI == 0:
 		return inactive("the socket knows no NAPI: no packet has come yet, or the driver links the queue to none; using wakeups")
-	case f.QueueNAPI != nil && *f.QueueNAPI != s.NAPI:
+	case f.QueueNAPI != nil && *f.QueueNAPI != 0 && *f.QueueNAPI != s.NAPI:
 		return inactive("the socket polls NAPI %d, which is gone: the queue has NAPI %d now (the link was down, or the queue was "+
 			"made anew); the socket learns it from the next packet or when it is bound again", s.NAPI, *f.QueueNAPI)
 	case f.Deferral == nil:
