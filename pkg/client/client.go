@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -39,6 +41,7 @@ type Client struct {
 	maxUMEM uint64
 	maxRing uint32
 
+	timeout time.Duration   // of an answer
 	life    context.Context // until the client ends
 	done    chan struct{}   // closed when the client ends
 	stopped chan struct{}   // closed when no goroutine of the client is left
@@ -69,7 +72,7 @@ func Connect(ctx context.Context, path string) (*Client, error) {
 		return nil, fmt.Errorf("connect to the node agent at %s: %w", path, err)
 	}
 	c := &Client{
-		path: path, pool: welcome.Pool, maxUMEM: welcome.MaxUMEM, maxRing: welcome.MaxRingSize,
+		path: path, pool: welcome.Pool, maxUMEM: welcome.MaxUMEM, maxRing: welcome.MaxRingSize, timeout: answerTimeout,
 		done: make(chan struct{}), stopped: make(chan struct{}), queues: make(map[int]*Queue), back: make(chan struct{}),
 	}
 	c.life, c.stop = context.WithCancel(context.Background())
@@ -151,7 +154,9 @@ func (c *Client) Close() error {
 		c.closed = true
 		c.end(nil)
 		if c.conn != nil {
-			err = c.conn.Close()
+			if err = c.conn.Close(); errors.Is(err, net.ErrClosed) {
+				err = nil // given up, but nobody has noticed yet
+			}
 		}
 	}
 	c.mu.Unlock()

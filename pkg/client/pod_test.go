@@ -70,7 +70,8 @@ type process struct {
 func startProcess(tb testing.TB, p *handofftest.Pod, uid uint32) *process {
 	tb.Helper()
 	pr := &process{tb: tb, cmd: exec.Command("/proc/self/exe")}
-	pr.cmd.Env = []string{podEnv + "=1"}
+	// The race detector's second at the end of a process would be most of the tests' time.
+	pr.cmd.Env = []string{podEnv + "=1", "GORACE=atexit_sleep_ms=0"}
 	pr.cmd.Stderr = os.Stderr
 	pr.cmd.SysProcAttr = &unix.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	var err error

@@ -53,7 +53,7 @@ func (p *call) accept(r wire.Received) error {
 // request sends a query and waits for its answer. When the connection is lost it is asked again on the next one: what
 // was asked of the lost one is undone there.
 func (c *Client) request(q query) error {
-	timeout := time.NewTimer(answerTimeout)
+	timeout := time.NewTimer(c.timeout)
 	defer timeout.Stop()
 	for {
 		err := c.try(q, timeout.C)
@@ -78,7 +78,7 @@ func (c *Client) try(q query, timeout <-chan time.Time) error {
 	if conn == nil {
 		return errLost
 	}
-	if err := conn.Send(p.id, q.message, q.fd, answerTimeout); err != nil && !isLost(err) && c.giveUp(p) {
+	if err := conn.Send(p.id, q.message, q.fd, c.timeout); err != nil && !isLost(err) && c.giveUp(p) {
 		return err
 	}
 	select {
@@ -90,7 +90,7 @@ func (c *Client) try(q query, timeout <-chan time.Time) error {
 		}
 		// With the connection goes what the agent may still make.
 		_ = conn.Close()
-		return fmt.Errorf("the agent did not answer %s within %v", q.message.Type(), answerTimeout)
+		return fmt.Errorf("the agent did not answer %s within %v", q.message.Type(), c.timeout)
 	}
 }
 
