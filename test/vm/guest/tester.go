@@ -132,6 +132,14 @@ func (t *tester) testNIC(want report.NIC) error {
 	return nil
 }
 
+const agentConfig = `apiVersion: afxdp.io/v1alpha1
+kind: Configuration
+pools:
+- name: test
+  nics:
+    names: [eth9]
+`
+
 // agentTime is far more than the agent takes to refuse.
 const agentTime = 30 * time.Second
 
@@ -139,7 +147,7 @@ const agentTime = 30 * time.Second
 func (t *tester) agent() {
 	row := report.Row{Kernel: t.task.Kernel, Release: t.release, Driver: report.ModeAgent, Mode: report.ModeAgent}
 	config := "/run/agent.yaml"
-	err := os.WriteFile(config, []byte("pools:\n  - name: test\n    devices:\n      - name: eth9\n"), 0o600)
+	err := os.WriteFile(config, []byte(agentConfig), 0o600)
 	if err != nil {
 		row.Refusal = err.Error()
 	} else {

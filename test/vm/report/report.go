@@ -23,8 +23,6 @@ type Message struct {
 	Row *Row   `json:"row,omitempty"`
 	Tag byte   `json:"tag,omitempty"`
 	NIC string `json:"nic,omitempty"`
-	// Log is for whoever looks into a failure.
-	Log string `json:"log,omitempty"`
 	// Failed ends the run: why the guest could not go on.
 	Failed string `json:"failed,omitempty"`
 	// Done ends the run: all rows were sent.
@@ -70,10 +68,11 @@ type Row struct {
 type NAPI struct {
 	Told     bool   `json:"told"`     // the kernel has queue-get
 	RX       uint32 `json:"rx"`       // id for the rx queue; 0: none
-	TX       uint32 `json:"tx"`       // id for the tx queue
+	TX       uint32 `json:"tx"`       // id for the tx queue; 0: none, or one that cannot be busy-polled and has no id
 	Socket   uint32 `json:"socket"`   // SO_INCOMING_NAPI_ID
-	Linked   bool   `json:"linked"`   // rx and tx queue have one
-	Separate bool   `json:"separate"` // and not the same
+	Linked   bool   `json:"linked"`   // the rx queue has one
+	TXLinked bool   `json:"txLinked"` // the tx queue has one with an id
+	Separate bool   `json:"separate"` // that of the rx queue does not serve the tx queue
 	Known    bool   `json:"known"`    // the socket knows one
 }
 
@@ -118,6 +117,8 @@ type RX struct {
 	PerQueue   []uint64 `json:"perQueue"` // on a leased queue by its socket, on others what went to the stack
 	EveryQueue bool     `json:"everyQueue"`
 	Received   uint64   `json:"received"` // by the sockets, as long as interrupts were counted
+	// FirstMs is how long after traffic had started each leased queue had received some.
+	FirstMs float64 `json:"firstMs"`
 }
 
 // TX is what was sent: bursts of as many frames as Sent.
