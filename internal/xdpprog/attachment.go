@@ -162,8 +162,8 @@ func attach(prog *ebpf.Program, c Config) (link.Link, error) {
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
 		err = fmt.Errorf("%w: %w", ErrOccupied, err)
 	case errors.Is(err, unix.ERANGE), errors.Is(err, unix.EINVAL):
-		advice = " (the driver refuses native XDP with the device's present settings: often an MTU above what a single buffer" +
-			" holds, about 3500 bytes with 4 KiB pages; lower it or let the pool use multi-buffer)"
+		advice = " (the driver refuses native XDP with the device's present settings: often an MTU above what a single" +
+			" buffer holds, about 3500 bytes with 4 KiB pages; lower it or let the pool use multi-buffer)"
 	}
 	return nil, fmt.Errorf("attach XDP program to ifindex %d: %w%s", c.Ifindex, err, advice)
 }
@@ -215,7 +215,8 @@ func (a *Attachment) Insert(queue, xsk int) error {
 
 // Remove has the packets of queue go to the stack. Where no socket was, it does nothing.
 func (a *Attachment) Remove(queue int) error {
-	if err := a.xsks.Delete(uint32(queue)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) && !errors.Is(err, unix.EINVAL) {
+	err := a.xsks.Delete(uint32(queue))
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("take socket of queue %d out of the XSKMAP: %w", queue, err)
 	}
 	return nil
@@ -249,8 +250,8 @@ func (a *Attachment) Close() error {
 	return errors.Join(errs...)
 }
 
-// Detach takes the program off the device, removes the pins and closes the descriptors. Each is tried even if an earlier
-// one failed; [Remove] goes on with what is left.
+// Detach takes the program off the device, removes the pins and closes the descriptors. Each is tried even if an
+// earlier one failed; [Remove] goes on with what is left.
 func (a *Attachment) Detach() error {
 	var errs []error
 	if a.link != nil {
