@@ -29,8 +29,8 @@ type DeviceRequest struct {
 // A lease of another pod, or of an earlier sandbox of this one, is ended first: kubelet has given the device to the pod
 // that asks, so the DEL for the other one is late.
 //
-// It may take a second or two, in which every other call waits: drivers reset their rings for an XDP program and for the
-// trial bind, and a queue that the kernel is still releasing is waited for.
+// It may take a second or two, in which every other call waits: drivers reset their rings for an XDP program and for
+// the trial bind, and a queue that the kernel is still releasing is waited for.
 func (m *Manager) Activate(r Request) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

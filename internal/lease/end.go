@@ -29,7 +29,8 @@ func (m *Manager) CollectGarbage(network string, valid []Attachment) error {
 	})
 }
 
-// EndStale ends the leases for which stale gives a reason. The function is called with copies, under the Manager's lock.
+// EndStale ends the leases for which stale gives a reason. The function is called with copies, under the Manager's
+// lock.
 func (m *Manager) EndStale(stale func(Lease) (reason string, is bool)) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

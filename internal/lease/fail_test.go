@@ -10,8 +10,8 @@ import (
 
 var errBroken = errors.New("broken")
 
-// failAt has one step fail, counted from now and from 0, or all steps from there on. The returned function mends that and
-// tells which step it was, or "" if it was not reached.
+// failAt has one step fail, counted from now and from 0, or all steps from there on. The returned function mends that
+// and tells which step it was, or "" if it was not reached.
 func (n *node) failAt(at int, andAfter bool) (mend func() string) {
 	var failed string
 	n.fault = func(step string) error {

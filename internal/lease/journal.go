@@ -133,7 +133,8 @@ func (j *journal) readAll(kind string, f func(key string, body []byte) error) er
 			continue
 		}
 		if e.Version != journalVersion {
-			errs = append(errs, fmt.Errorf("read %s: %w: it has version %d, this agent knows %d", path, errVersion, e.Version, journalVersion))
+			errs = append(errs, fmt.Errorf("read %s: %w: it has version %d, this agent knows %d",
+				path, errVersion, e.Version, journalVersion))
 			continue
 		}
 		if err := f(key, e.Body); err != nil {

@@ -128,7 +128,9 @@ func TestDocumentThatCannotBeReadIsReportedAndTheOthersKept(t *testing.T) {
 // Without the NIC's document its settings cannot be put back, but our program can be taken off and its leases ended.
 func TestNICWhoseDocumentCannotBeRead(t *testing.T) {
 	for what, damage := range map[string]func(string) string{
-		"cut": half, "without holders": replace(`"holders"`, `"owners"`), "with no knob": replace(`"knobs": [`, `"knobs": [null,`),
+		"cut":             half,
+		"without holders": replace(`"holders"`, `"owners"`),
+		"with no knob":    replace(`"knobs": [`, `"knobs": [null,`),
 	} {
 		t.Run(what, func(t *testing.T) {
 			n := newNode(t)
@@ -138,7 +140,8 @@ func TestNICWhoseDocumentCannotBeRead(t *testing.T) {
 			n.ok(n.Close())
 			path := n.edit("nic-", damage)
 			findings := errors.Join(n.startReporting()...)
-			wantError(t, "findings", findings, path, "no document of the NIC of "+deviceID(0), "belongs to no NIC in the journal")
+			wantError(t, "findings", findings,
+				path, "no document of the NIC of "+deviceID(0), "belongs to no NIC in the journal")
 			if now := n.now(); now.XDP != before.XDP {
 				t.Errorf("the NIC shows %+v", now.XDP)
 			}

@@ -100,7 +100,10 @@ func (m *Manager) hold(n *nic, link netdev.Link, l *lease) error {
 		return err
 	}
 	device := l.doc.Device
-	held := slices.DeleteFunc(slices.Clone(n.doc.Knobs), func(k *knob) bool { _, holds := k.Holders[device]; return !holds })
+	held := slices.DeleteFunc(slices.Clone(n.doc.Knobs), func(k *knob) bool {
+		_, holds := k.Holders[device]
+		return !holds
+	})
 	if scopes[0] == scopeDevice && slices.ContainsFunc(held, func(k *knob) bool { return k.Scope != scopeDevice }) {
 		return nil // the driver is just making the NAPIs anew
 	}
@@ -255,7 +258,8 @@ func (m *Manager) tuning(link netdev.Link, l *lease) (Tuning, error) {
 	}
 	t := Tuning{
 		NAPIKnown: queues != nil,
-		RXNAPI:    napiOf(queues, knobScope{netdev.RX, l.doc.Queue}), TXNAPI: napiOf(queues, knobScope{netdev.TX, l.doc.Queue}),
+		RXNAPI:    napiOf(queues, knobScope{netdev.RX, l.doc.Queue}),
+		TXNAPI:    napiOf(queues, knobScope{netdev.TX, l.doc.Queue}),
 	}
 	want := wanted(l.doc.Settings)
 	if want == nil {

@@ -96,8 +96,8 @@ func New(c Config) (_ *Manager, findings []error, err error) {
 	return m, findings, nil
 }
 
-// Close closes the Manager's descriptors. NICs, leases and the pods' sockets stay as they are. The Manager knows no leases
-// afterwards, and must not be asked for any.
+// Close closes the Manager's descriptors. NICs, leases and the pods' sockets stay as they are. The Manager knows no
+// leases afterwards, and must not be asked for any.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -119,7 +119,9 @@ func TestNAPIOfTheTxQueueIsTunedToo(t *testing.T) {
 	n.add(alice, 1)
 	f.want(t, "leased", map[uint32]fakeSettings{11: operators, 12: ours, 13: operators, 14: operators, 22: ours})
 	n.del(alice)
-	f.want(t, "at the end", map[uint32]fakeSettings{11: operators, 12: operators, 13: operators, 14: operators, 22: {3, 7000}})
+	f.want(t, "at the end", map[uint32]fakeSettings{
+		11: operators, 12: operators, 13: operators, 14: operators, 22: {3, 7000},
+	})
 }
 
 // Field case 28: queues that share a NAPI share its settings, whichever lease goes first.

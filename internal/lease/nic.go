@@ -30,7 +30,8 @@ func (m *Manager) nicFor(link netdev.Link, s Settings) (*nic, error) {
 		return n, nil
 	}
 	if n != nil {
-		// It is still here because its last lease's end failed, or because settings could not be put back while it was down.
+		// It is still here because its last lease's end failed, or because its settings could not be put back while it
+		// was down.
 		if err := m.retire(n); err != nil {
 			return nil, err
 		}
@@ -124,8 +125,8 @@ func foreign(link netdev.Link) error {
 		}
 		programs = append(programs, p)
 	}
-	return refuse("%s has another XDP program (%s, mode %s); it is not ours to remove: detach it, or take the NIC out of the pool",
-		link.Name, strings.Join(programs, ", "), link.XDP.Mode)
+	return refuse("%s has another XDP program (%s, mode %s); it is not ours to remove: detach it, or take the NIC out of "+
+		"the pool", link.Name, strings.Join(programs, ", "), link.XDP.Mode)
 }
 
 // verify returns an error unless the NIC shows our program.

@@ -35,8 +35,8 @@ var ErrNotYours = errors.New("not the socket of this lease")
 func (m *Manager) leaseOf(device string, cookie uint64) (*lease, error) {
 	l := m.leases[device]
 	if l == nil || l.doc.State != StateActive || l.doc.NetnsCookie != cookie {
-		return nil, fmt.Errorf("device %s: %w to the pod of this network namespace (the CNI plugin activates a pod's devices "+
-			"when its network is set up)", device, ErrNotLeased)
+		return nil, fmt.Errorf("device %s: %w to the pod of this network namespace (the CNI plugin activates a pod's "+
+			"devices when its network is set up)", device, ErrNotLeased)
 	}
 	return l, nil
 }
@@ -216,8 +216,8 @@ func (m *Manager) Find(socket, cookie uint64) (Socket, error) {
 	return Socket{}, fmt.Errorf("%w: no device of the pod has it open", ErrNotYours)
 }
 
-// Closed drops the agent's descriptor of a device's socket, which was opened in epoch. The socket lives on as long as the
-// pod holds it, and its packets keep going to it unless the pod has said that it is done with it.
+// Closed drops the agent's descriptor of a device's socket, which was opened in epoch. The socket lives on as long as
+// the pod holds it, and its packets keep going to it unless the pod has said that it is done with it.
 func (m *Manager) Closed(device string, epoch uint64, done bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

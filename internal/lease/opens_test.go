@@ -17,7 +17,8 @@ func TestOpenedSocketGetsItsQueuesPackets(t *testing.T) {
 
 	process, g := n.open(alice, 1, ignored)
 	process.wantPacket("opened:", from)
-	if v := n.View(deviceID(1), alice.cookie); !v.Leased || !v.Open || v.Queue != 1 || v.Epoch != g.Epoch || v.Link.Name != near {
+	v := n.View(deviceID(1), alice.cookie)
+	if !v.Leased || !v.Open || v.Queue != 1 || v.Epoch != g.Epoch || v.Link.Name != near {
 		t.Errorf("the pod's view of it: %+v", v)
 	}
 	if v := n.View(deviceID(2), alice.cookie); !v.Leased || v.Open {
@@ -60,11 +61,14 @@ func TestOpenIsForTheOwnerOnly(t *testing.T) {
 	process, g := n.open(alice, 0, ignored)
 	group := process.record().Group
 
+	anothers, old := g, g
+	anothers.NetnsCookie = bob.cookie
+	old.Epoch--
 	for what, err := range map[string]error{
 		"grant of another pod's device": second(n.Grant(deviceID(0), bob.cookie)),
 		"grant of no lease":             second(n.Grant(deviceID(3), alice.cookie)),
-		"opening with another's grant":  n.Opened(Grant{Device: g.Device, Epoch: g.Epoch, NetnsCookie: bob.cookie}, process.socket, Socket{}, ignored),
-		"opening with an old grant":     n.Opened(Grant{Device: g.Device, Epoch: g.Epoch - 1, NetnsCookie: alice.cookie}, process.socket, Socket{}, ignored),
+		"opening with another's grant":  n.Opened(anothers, process.socket, Socket{}, ignored),
+		"opening with an old grant":     n.Opened(old, process.socket, Socket{}, ignored),
 		"resuming another pod's device": second(n.Resumed(deviceID(0), bob.cookie, process.socket, ignored)),
 	} {
 		if !errors.Is(err, ErrNotLeased) {

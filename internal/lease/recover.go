@@ -49,8 +49,8 @@ func (m *Manager) recover() []error {
 	return findings
 }
 
-// load reads the documents. NICs of other network namespaces, and their leases, are left alone: they may be within reach
-// of a later agent.
+// load reads the documents. NICs of other network namespaces, and their leases, are left alone: they may be within
+// reach of a later agent.
 func (m *Manager) load() error {
 	elsewhere := make(map[string]bool)
 	nics := m.journal.readAll(kindNIC, func(key string, body []byte) error {

@@ -48,7 +48,8 @@ func (m *Manager) findZeroCopy(n *nic, d DeviceRequest) error {
 		}
 	}
 	if d.Settings.ZeroCopy == ZeroCopyRequire && !n.doc.ZeroCopy.Can {
-		return refuse("pool %s requires zero-copy, which %s cannot: %s", d.Settings.Pool, d.Link.Name, n.doc.ZeroCopy.Obstacle)
+		return refuse("pool %s requires zero-copy, which %s cannot: %s",
+			d.Settings.Pool, d.Link.Name, n.doc.ZeroCopy.Obstacle)
 	}
 	return nil
 }
@@ -79,8 +80,8 @@ func tryZeroCopy(d DeviceRequest) zeroCopy {
 	return zeroCopy{Obstacle: err.Error(), Settled: errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)}
 }
 
-// queueIsFree reports whether a socket could be bound to a queue, or the queue is gone. What leaves that open, such as a
-// NIC that is down, counts as not free.
+// queueIsFree reports whether a socket could be bound to a queue, or the queue is gone. What leaves that open counts as
+// not free.
 func queueIsFree(ifindex, queue int) bool {
 	err := trialBind(xsk.BindConfig{Ifindex: ifindex, Queue: uint32(queue), Mode: xsk.ZeroCopyOff})
 	return err == nil || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
