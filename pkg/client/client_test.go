@@ -19,7 +19,7 @@ func TestUnprivilegedPodGetsItsQueuesAndPackets(t *testing.T) {
 	for _, uid := range []uint32{nobody, 1000650000} {
 		t.Run(fmt.Sprint(uid), func(t *testing.T) {
 			n := handofftest.New(t)
-			far := newFarEnd(t, 2)
+			far := handofftest.NewFarEnd(t, 2)
 			p := n.NewPod("a")
 			p.Add(handofftest.DefaultSettings, 0, 1)
 			pr := startProcess(t, p, uid)
@@ -28,7 +28,7 @@ func TestUnprivilegedPodGetsItsQueuesAndPackets(t *testing.T) {
 			if u := fmt.Sprint(uid); r.UID != fmt.Sprintf("%s %s %s %s", u, u, u, u) || r.Capabilities != "" || r.MemoryLock != 64<<10 {
 				t.Errorf("uids %s, capabilities %q, memory-lock limit %d", r.UID, r.Capabilities, r.MemoryLock)
 			}
-			far.exchange(500)
+			far.Exchange(500)
 			if r := pr.report(""); r.Received[0] != 500 || r.Received[1] != 500 {
 				t.Errorf("the pod has received %d", r.Received)
 			}
@@ -48,7 +48,7 @@ func TestKilledProcessFreesItsQueues(t *testing.T) {
 		}
 	}
 	n := handofftest.New(t)
-	far := newFarEnd(t, 2)
+	far := handofftest.NewFarEnd(t, 2)
 	p := n.NewPod("a")
 	p.Add(handofftest.DefaultSettings, 0, 1)
 	path := n.Serve("x", 0, 1)
@@ -63,7 +63,7 @@ func TestKilledProcessFreesItsQueues(t *testing.T) {
 		next := connected()
 		pr.kill()
 		next.do(order{Do: "openall"})
-		far.exchange(20)
+		far.Exchange(20)
 		pr = next
 	}
 }
@@ -72,7 +72,7 @@ func TestKilledProcessFreesItsQueues(t *testing.T) {
 // the sockets again, again and again.
 func TestAgentIsRestartedUnderTraffic(t *testing.T) {
 	n := handofftest.New(t)
-	far := newFarEnd(t, 2)
+	far := handofftest.NewFarEnd(t, 2)
 	p := n.NewPod("a")
 	p.Add(handofftest.DefaultSettings, 0, 1)
 	pr := startProcess(t, p, nobody)
@@ -80,18 +80,18 @@ func TestAgentIsRestartedUnderTraffic(t *testing.T) {
 	pr.do(order{Do: "openall"})
 	for i := range uint64(4) {
 		n.Stop()
-		far.exchange(200)
+		far.Exchange(200)
 		n.Start()
 		if statistics := n.Leases.Statistics(); len(statistics) != 0 {
 			t.Fatalf("statistics before anything is resumed: %v", statistics)
 		}
 		n.Serve("x", 0, 1)
-		far.exchange(200)
+		far.Exchange(200)
 		within(t, "the client to resume", func() bool { return pr.report("").Resumes == i+1 })
 		if statistics := n.Leases.Statistics(); len(statistics) != 2 {
 			t.Errorf("statistics after the client has resumed: %v", statistics)
 		}
-		far.exchange(50)
+		far.Exchange(50)
 	}
 	if r := pr.report(""); r.Done || r.Received[0] != 4*450 {
 		t.Errorf("after four restarts: %+v", r)
@@ -128,7 +128,7 @@ func TestUMEMIsRegisteredAgainWhenItIsLost(t *testing.T) {
 
 func TestClientsOfTwoAllocationsShareAUMEM(t *testing.T) {
 	n := handofftest.New(t)
-	far := newFarEnd(t, 3)
+	far := handofftest.NewFarEnd(t, 3)
 	p := n.NewPod("a")
 	p.Add(handofftest.DefaultSettings, 0, 1, 2)
 	pr := startProcess(t, p, nobody)
@@ -139,20 +139,20 @@ func TestClientsOfTwoAllocationsShareAUMEM(t *testing.T) {
 	pr.do(order{Do: "join", Client: "two", From: "one"})
 	pr.do(order{Do: "open", Client: "two", From: "one", Device: 0})
 	pr.do(order{Do: "open", Client: "two", From: "one", Device: 1})
-	far.exchange(100)
+	far.Exchange(100)
 	n.Stop()
 	n.Start()
 	n.Serve("x", 0)
 	n.Serve("y", 1, 2)
 	within(t, "both clients to resume", func() bool { return len(n.Leases.Statistics()) == 3 })
-	far.exchange(100)
+	far.Exchange(100)
 	pr.do(order{Do: "close", Client: "two", From: "one"})
 	pr.do(order{Do: "close", Client: "one"})
 }
 
 func TestClosedDeviceIsFreeForAnotherClient(t *testing.T) {
 	n := handofftest.New(t)
-	far := newFarEnd(t, 1)
+	far := handofftest.NewFarEnd(t, 1)
 	p := n.NewPod("a")
 	p.Add(handofftest.DefaultSettings, 0, 1)
 	path := n.Serve("x", 0, 1)
@@ -168,7 +168,7 @@ func TestClosedDeviceIsFreeForAnotherClient(t *testing.T) {
 	pr.do(order{Do: "open", Client: "one", Device: 1})
 	pr.do(order{Do: "closequeue", Client: "one", Device: 0})
 	pr.do(order{Do: "open", Client: "two", Device: 0})
-	far.exchange(50)
+	far.Exchange(50)
 	// A client that is closed has its queues go on until they are closed.
 	pr.do(order{Do: "close", Client: "one"})
 	pr.do(order{Do: "close", Client: "two"})

@@ -1,4 +1,4 @@
-package client_test
+package handofftest
 
 import (
 	"encoding/binary"
@@ -7,14 +7,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/afxdp-project/afxdp/internal/handoff/handofftest"
 	"github.com/afxdp-project/afxdp/internal/xdpprog"
 	"github.com/afxdp-project/afxdp/pkg/xsk"
 )
 
-// farEnd is the other end of the node's NIC, with a socket on each of its first queues. What queue q sends comes to the
+// FarEnd is the other end of the node's NIC, with a socket on each of its first queues. What queue q sends comes to the
 // NIC's queue q.
-type farEnd struct {
+type FarEnd struct {
 	tb    testing.TB
 	ports []*farPort
 }
@@ -26,9 +25,10 @@ type farPort struct {
 	umem   *xsk.UMEM
 }
 
-func newFarEnd(tb testing.TB, queues int) *farEnd {
+// NewFarEnd makes the far end with sockets on its first queues, which are closed with the test.
+func NewFarEnd(tb testing.TB, queues int) *FarEnd {
 	tb.Helper()
-	ifi, err := net.InterfaceByName(handofftest.Far)
+	ifi, err := net.InterfaceByName(Far)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func newFarEnd(tb testing.TB, queues int) *farEnd {
 			tb.Error(err)
 		}
 	})
-	f := &farEnd{tb: tb}
+	f := &FarEnd{tb: tb}
 	for q := range queues {
 		p, err := newFarPort(ifi.Index, q)
 		if err != nil {
@@ -79,13 +79,31 @@ func newFarPort(ifindex, queue int) (p *farPort, err error) {
 	return p, nil
 }
 
-// exchange sends n packets on each queue, a few at a time, and waits until the pod has sent each of them back.
-func (f *farEnd) exchange(n int) {
+// Exchange sends n packets on each queue, a few at a time, and waits until the pod has sent each of them back.
+func (f *FarEnd) Exchange(n int) {
 	f.tb.Helper()
 	for q, p := range f.ports {
 		if lost := p.exchange(n); len(lost) > 0 {
 			f.tb.Fatalf("queue %d: %d of %d packets did not come back, such as number %d", q, len(lost), n, lost[0])
 		}
+	}
+}
+
+// Send sends one packet on a queue.
+func (f *FarEnd) Send(queue int, packet []byte) {
+	f.tb.Helper()
+	p := f.ports[queue]
+	var addr [1]uint64
+	if p.frames.Get(addr[:]) != 1 {
+		f.tb.Fatal("no frame is free")
+	}
+	d := xsk.Desc{Addr: addr[0], Len: uint32(len(packet))}
+	copy(p.umem.Packet(d), packet)
+	if p.rings.TX.Transmit([]xsk.Desc{d}) != 1 {
+		f.tb.Fatal("the tx ring is full")
+	}
+	if err := p.socket.WakeTX(); err != nil {
+		f.tb.Fatal(err)
 	}
 }
 
@@ -116,7 +134,7 @@ func (p *farPort) exchange(n int) (lost []int) {
 		}
 		if got > 0 {
 			last = time.Now()
-		} else if time.Since(last) > handofftest.Patience {
+		} else if time.Since(last) > Patience {
 			break
 		} else {
 			time.Sleep(50 * time.Microsecond)
