@@ -63,13 +63,15 @@ func wanted(s Settings) map[knobName]uint64 {
 func (m *Manager) tune(n *nic) error {
 	// Looked up only now: an attach or a trial bind may have made the NAPIs anew.
 	link, err := m.find(n.doc.Identity)
-	if errors.Is(err, netdev.ErrNoDevice) {
-		// A NIC that is gone has taken its settings along, and one made anew starts clean.
-		n.dirty = n.dirty || len(n.doc.Knobs) > 0
+	gone := errors.Is(err, netdev.ErrNoDevice)
+	switch {
+	case gone && !m.inUse(n):
+		// It has taken its settings along, and one made anew starts clean.
 		n.doc.Knobs = nil
 		return nil
-	}
-	if err != nil {
+	case gone:
+		return nil // it may have been moved away, and come back as it is
+	case err != nil:
 		return err
 	}
 	for _, k := range n.doc.Knobs {

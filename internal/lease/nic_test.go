@@ -200,6 +200,8 @@ func TestRequestsThatMakeNoSense(t *testing.T) {
 // A NIC that is moved away is out of reach; its leases end all the same, and when it is back it can be leased again.
 func TestNICMovedAwayAndBack(t *testing.T) {
 	n := newNode(t)
+	n.setKnobs(1, 5000)
+	before := n.now()
 	n.add(alice, 0)
 	elsewhere := testutil.NewNetns(t)
 	n.ok(testutil.MoveToNetns(near, elsewhere.FD()))
@@ -207,12 +209,25 @@ func TestNICMovedAwayAndBack(t *testing.T) {
 		t.Errorf("grant of a device that was moved away: %v", err)
 	}
 	n.ok(n.Retune())
+	back := func() {
+		t.Helper()
+		n.ok(elsewhere.Do(func() error { return testutil.MoveToNetns(near, n.netns.FD()) }))
+		n.ok(testutil.SetUp(near))
+	}
+	back()
+	n.ok(n.Retune())
+	n.wantAttached("back again")
+	n.wantKnobs("back again", "2", "200000")
+	n.del(alice)
+	n.wantState("back before DEL:", before)
+
+	n.add(alice, 0)
+	n.ok(testutil.MoveToNetns(near, elsewhere.FD()))
 	n.del(alice)
 	n.wantNothingLeft()
-	n.ok(elsewhere.Do(func() error { return testutil.MoveToNetns(near, n.netns.FD()) }))
-	n.ok(testutil.SetUp(near))
+	back()
 	if x := n.now().XDP; x.Mode != netdev.XDPNone {
-		t.Errorf("back again, the NIC shows %+v", x)
+		t.Errorf("back after DEL, the NIC shows %+v", x)
 	}
 	n.add(bob, 0)
 	n.wantAttached("leased again")
