@@ -36,6 +36,7 @@ const (
 	MaxTimeout       = time.Second
 	MaxDeferHardIRQs = 10000
 	MaxGROFlush      = time.Second
+	MaxIRQSuspend    = time.Second
 	MinUMEM          = 4 << 10
 	MaxUMEM          = 16 << 30
 	MaxFrames        = MaxUMEM / 2048
@@ -96,6 +97,13 @@ type BusyPoll struct {
 	// GROFlushTimeout is gro_flush_timeout: how long the interrupt stays masked after a poll before the kernel polls by
 	// itself, 0 to [MaxGROFlush]. The default is [DefaultGROFlushTimeout].
 	GROFlushTimeout time.Duration `yaml:"groFlushTimeout"`
+	// IRQSuspendTimeout is irq-suspend-timeout: the longest that interrupts stay off altogether while the application
+	// keeps polling with epoll, 0 to [MaxIRQSuspend]. 0, the default, leaves the NAPI's setting as it is. Settable by
+	// NAPI only (Linux 6.13).
+	IRQSuspendTimeout time.Duration `yaml:"irqSuspendTimeout"`
+	// Threaded has a kernel thread poll the queue's NAPI instead of softirq. It is independent of Budget, which is
+	// usually 0 then. Settable by NAPI only (Linux 6.17). The default is false.
+	Threaded bool `yaml:"threaded"`
 }
 
 // Enabled reports whether sockets are asked to busy-poll.

@@ -103,6 +103,10 @@ func (r *reader) decode(n *yaml.Node, field string, v reflect.Value) {
 			v.SetString(n.Value)
 		}
 	case reflect.Bool:
+		if n.Kind == yaml.ScalarNode && n.Style == 0 && (n.Value == "on" || n.Value == "off") {
+			v.SetBool(n.Value == "on") // booleans of YAML 1.1, strings to this reader
+			return
+		}
 		if r.want(n, at, field, "true or false", "!!bool") {
 			v.SetBool(strings.EqualFold(n.Value, "true"))
 		}

@@ -138,17 +138,18 @@ func TestDocumentationListsEveryFieldWithItsDefault(t *testing.T) {
 	}
 	// Bounds that the text repeats.
 	for field, bound := range map[string]string{
-		"pools":                    fmt.Sprintf("1 to %d pools", MaxPools),
-		"nics.numaNodes":           fmt.Sprintf("0 to %d", MaxNUMANode),
-		"queues":                   fmt.Sprintf("0 to %d", MaxQueue),
-		"busyPoll.budget":          fmt.Sprintf("0 to %d", MaxBudget),
-		"busyPoll.timeout":         fmt.Sprintf("0 to %s", MaxTimeout),
-		"busyPoll.deferHardIRQs":   fmt.Sprintf("0 to %d", MaxDeferHardIRQs),
-		"busyPoll.groFlushTimeout": fmt.Sprintf("0 to %s", MaxGROFlush),
-		"limits.maxUMEM":           fmt.Sprintf("%s to %s", Bytes(MinUMEM), Bytes(MaxUMEM)),
-		"limits.maxFrames":         fmt.Sprintf("1 to %d", MaxFrames),
-		"limits.maxRingSize":       fmt.Sprintf("1 to %d", MaxRingSize),
-		"limits.maxConnections":    fmt.Sprintf("1 to %d", MaxConnections),
+		"pools":                      fmt.Sprintf("1 to %d pools", MaxPools),
+		"nics.numaNodes":             fmt.Sprintf("0 to %d", MaxNUMANode),
+		"queues":                     fmt.Sprintf("0 to %d", MaxQueue),
+		"busyPoll.budget":            fmt.Sprintf("0 to %d", MaxBudget),
+		"busyPoll.timeout":           fmt.Sprintf("0 to %s", MaxTimeout),
+		"busyPoll.deferHardIRQs":     fmt.Sprintf("0 to %d", MaxDeferHardIRQs),
+		"busyPoll.groFlushTimeout":   fmt.Sprintf("0 to %s", MaxGROFlush),
+		"busyPoll.irqSuspendTimeout": fmt.Sprintf("0 to %s", MaxIRQSuspend),
+		"limits.maxUMEM":             fmt.Sprintf("%s to %s", Bytes(MinUMEM), Bytes(MaxUMEM)),
+		"limits.maxFrames":           fmt.Sprintf("1 to %d", MaxFrames),
+		"limits.maxRingSize":         fmt.Sprintf("1 to %d", MaxRingSize),
+		"limits.maxConnections":      fmt.Sprintf("1 to %d", MaxConnections),
 	} {
 		row := regexp.MustCompile("(?m)^\\| `" + regexp.QuoteMeta(field) + "` .*$").Find(docs)
 		if !bytes.Contains(row, []byte(bound)) {

@@ -221,6 +221,8 @@ func TestMistakeIsRefusedWithPlaceAndReason(t *testing.T) {
 			`c.yaml:6:29: pools[0].busyPoll.deferHardIRQs: 10001 is out of range: 0 to 10000`},
 		{"long flush timeout", onePool + "  busyPoll: {groFlushTimeout: 2s}\n",
 			`c.yaml:6:31: pools[0].busyPoll.groFlushTimeout: 2s is out of range: 0 to 1s`},
+		{"long suspension", onePool + "  busyPoll: {irqSuspendTimeout: 2s}\n",
+			`c.yaml:6:33: pools[0].busyPoll.irqSuspendTimeout: 2s is out of range: 0 to 1s`},
 		// limits
 		{"small UMEM", onePool + "  limits: {maxUMEM: 4095}\n",
 			`c.yaml:6:21: pools[0].limits.maxUMEM: 4095 is out of range: 4Ki to 16Gi`},

@@ -104,11 +104,16 @@ func (r *reader) busyPoll(field string, b BusyPoll) {
 	r.intRange(field+".deferHardIRQs", b.DeferHardIRQs, 0, MaxDeferHardIRQs, "")
 	r.durationRange(field+".timeout", b.Timeout, MaxTimeout)
 	r.durationRange(field+".groFlushTimeout", b.GROFlushTimeout, MaxGROFlush)
+	r.durationRange(field+".irqSuspendTimeout", b.IRQSuspendTimeout, MaxIRQSuspend)
 	if f := field + ".timeout"; b.Timeout%time.Microsecond != 0 && !r.hasErrors(f) {
 		r.report(r.at(f), f, "%s is not a whole number of microseconds", r.at(f).text)
 	}
 	if !b.Enabled() || r.hasErrors(field) {
 		return
+	}
+	if b.Threaded {
+		r.warn(field+".threaded", "beside a budget, application and kernel thread poll the same queue and take turns: "+
+			"choose one, and write budget: 0 for the thread")
 	}
 	if b.Timeout == 0 {
 		r.warn(field+".timeout", "0 turns busy polling off whatever the budget is: write budget: 0 to say so")

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/afxdp-project/afxdp/pkg/netdev"
@@ -30,8 +31,10 @@ type knob struct {
 type knobName string
 
 const (
-	knobDefer knobName = "napi_defer_hard_irqs" // count
-	knobFlush knobName = "gro_flush_timeout"    // ns
+	knobDefer    knobName = "napi_defer_hard_irqs" // count
+	knobFlush    knobName = "gro_flush_timeout"    // ns
+	knobSuspend  knobName = "irq_suspend_timeout"  // ns; of a NAPI only
+	knobThreaded knobName = "threaded"             // netdev.ThreadedMode; of a NAPI only
 )
 
 // knobScope is scopeDevice, or a queue whose NAPI is set: the first one that the NAPI serves.
@@ -50,13 +53,31 @@ type Tuning struct {
 	Deferral        bool
 	DeferHardIRQs   uint32
 	GROFlushTimeout time.Duration
+	// Missing lists settings of the pool, by commas, that cannot be set for this queue alone, and so are not set.
+	Missing string
 }
 
-func wanted(s Settings) map[knobName]uint64 {
-	if s.BusyPollBudget == 0 {
-		return nil
+// want is a value that settings ask of a knob.
+type want struct {
+	knob  knobName
+	value uint64
+	// must says that without the knob the lease cannot be; else it is told of in Tuning.Missing.
+	must bool
+}
+
+// wanted returns what settings ask for, in the order in which it is set.
+func wanted(s Settings) []want {
+	var all []want
+	if s.BusyPollBudget > 0 {
+		all = append(all, want{knobDefer, uint64(s.DeferHardIRQs), true}, want{knobFlush, uint64(s.GROFlushTimeout), true})
 	}
-	return map[knobName]uint64{knobDefer: uint64(s.DeferHardIRQs), knobFlush: uint64(s.GROFlushTimeout)}
+	if s.IRQSuspendTimeout > 0 {
+		all = append(all, want{knobSuspend, uint64(s.IRQSuspendTimeout), false})
+	}
+	if s.Threaded {
+		all = append(all, want{knobThreaded, uint64(netdev.ThreadedOn), false})
+	}
+	return all
 }
 
 // tune sets the knobs of a NIC to what its leases want, and puts back those that none wants any more.
@@ -115,13 +136,16 @@ func (m *Manager) hold(n *nic, link netdev.Link, l *lease) error {
 		}
 	}
 	for _, scope := range scopes {
-		for _, name := range []knobName{knobDefer, knobFlush} {
-			k, err := m.knob(n, link, name, scope)
+		for _, w := range want {
+			k, err := m.knob(n, link, w.knob, scope)
+			if !w.must && errors.Is(err, netdev.ErrUnsupported) {
+				continue
+			}
 			if err != nil {
 				return err
 			}
-			if v, holds := k.Holders[device]; !holds || v != want[name] {
-				k.Holders[device] = want[name]
+			if v, holds := k.Holders[device]; !holds || v != w.value {
+				k.Holders[device] = w.value
 				n.intend(k)
 			}
 		}
@@ -271,22 +295,32 @@ func (m *Manager) tuning(link netdev.Link, l *lease) (Tuning, error) {
 	if err != nil {
 		return Tuning{}, err
 	}
-	t.Deferral = true
+	t.Deferral = l.doc.Settings.BusyPollBudget > 0
+	var missing []string
 	for i, scope := range scopes {
-		for name, value := range want {
-			now, _, err := m.readKnob(link, name, scope)
+		for _, w := range want {
+			now, _, err := m.readKnob(link, w.knob, scope)
+			if !w.must && errors.Is(err, netdev.ErrUnsupported) {
+				if i == 0 {
+					missing = append(missing, string(w.knob))
+				}
+				continue
+			}
 			if err != nil {
 				return Tuning{}, err
 			}
-			t.Deferral = t.Deferral && now > 0 && now >= value
+			if w.must { // the two that defer interrupts
+				t.Deferral = t.Deferral && now > 0 && now >= w.value
+			}
 			switch {
 			case i > 0: // what is told is the rx queue's
-			case name == knobDefer:
+			case w.knob == knobDefer:
 				t.DeferHardIRQs = uint32(now)
-			case name == knobFlush:
+			case w.knob == knobFlush:
 				t.GROFlushTimeout = time.Duration(now)
 			}
 		}
 	}
+	t.Missing = strings.Join(missing, ", ")
 	return t, nil
 }

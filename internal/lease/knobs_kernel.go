@@ -82,10 +82,11 @@ func (m *Manager) readKnob(link netdev.Link, name knobName, scope knobScope) (va
 		if err != nil {
 			return 0, 0, fmt.Errorf("read %s of %s: %w", name, link.Name, err)
 		}
-		if name == knobDefer {
-			return uint64(*s.DeferHardIRQs), 0, nil
+		value, ok := get(name, netdev.NAPISettings{DeferHardIRQs: s.DeferHardIRQs, GROFlushTimeout: s.GROFlushTimeout})
+		if !ok {
+			return 0, 0, fmt.Errorf("read %s of %s: %w for the whole device", name, link.Name, netdev.ErrUnsupported)
 		}
-		return uint64(*s.GROFlushTimeout), 0, nil
+		return value, 0, nil
 	}
 	queues, err := m.queues(link)
 	if err != nil {
@@ -96,14 +97,12 @@ func (m *Manager) readKnob(link netdev.Link, name knobName, scope knobScope) (va
 		return 0, 0, fmt.Errorf("read %s of %s queue %d: %w", name, link.Name, scope.Queue, errNoNAPI)
 	}
 	found, err := m.config.napis.NAPI(id)
-	s := found.Settings
+	value, ok := get(name, found.Settings)
 	switch {
 	case errors.Is(err, netdev.ErrNoNAPI):
 		err = fmt.Errorf("%w: %w", errNoNAPI, err)
-	case err == nil && name == knobDefer && s.DeferHardIRQs != nil:
-		return uint64(*s.DeferHardIRQs), id, nil
-	case err == nil && name == knobFlush && s.GROFlushTimeout != nil:
-		return uint64(*s.GROFlushTimeout), id, nil
+	case err == nil && ok:
+		return value, id, nil
 	case err == nil:
 		err = netdev.ErrUnsupported
 	}
@@ -126,12 +125,11 @@ func (m *Manager) writeKnob(link netdev.Link, name knobName, scope knobScope, va
 }
 
 func (m *Manager) writeUnchecked(link netdev.Link, name knobName, scope knobScope, value uint64) error {
-	count, timeout := uint32(value), time.Duration(value)
+	s := change(name, value)
 	if scope == scopeDevice {
-		if name == knobDefer {
-			return m.config.NICs.SetDeviceSettings(link.Index, netdev.DeviceSettings{DeferHardIRQs: &count})
-		}
-		return m.config.NICs.SetDeviceSettings(link.Index, netdev.DeviceSettings{GROFlushTimeout: &timeout})
+		return m.config.NICs.SetDeviceSettings(link.Index, netdev.DeviceSettings{
+			DeferHardIRQs: s.DeferHardIRQs, GROFlushTimeout: s.GROFlushTimeout,
+		})
 	}
 	queues, err := m.queues(link)
 	if err != nil {
@@ -141,8 +139,43 @@ func (m *Manager) writeUnchecked(link netdev.Link, name knobName, scope knobScop
 	if id == 0 {
 		return errNoNAPI
 	}
-	if name == knobDefer {
-		return m.config.napis.SetNAPI(id, netdev.NAPISettings{DeferHardIRQs: &count})
+	return m.config.napis.SetNAPI(id, s)
+}
+
+// get returns the value of a knob among settings, if it is there.
+func get(name knobName, s netdev.NAPISettings) (value uint64, ok bool) {
+	var timeout *time.Duration
+	switch name {
+	case knobDefer:
+		if s.DeferHardIRQs != nil {
+			return uint64(*s.DeferHardIRQs), true
+		}
+	case knobThreaded:
+		if s.Threaded != nil {
+			return uint64(*s.Threaded), true
+		}
+	case knobFlush:
+		timeout = s.GROFlushTimeout
+	case knobSuspend:
+		timeout = s.IRQSuspendTimeout
 	}
-	return m.config.napis.SetNAPI(id, netdev.NAPISettings{GROFlushTimeout: &timeout})
+	if timeout != nil {
+		return uint64(*timeout), true
+	}
+	return 0, false
+}
+
+// change returns settings that change one knob.
+func change(name knobName, value uint64) (s netdev.NAPISettings) {
+	switch name {
+	case knobDefer:
+		s.DeferHardIRQs = new(uint32(value))
+	case knobThreaded:
+		s.Threaded = new(netdev.ThreadedMode(value))
+	case knobFlush:
+		s.GROFlushTimeout = new(time.Duration(value))
+	case knobSuspend:
+		s.IRQSuspendTimeout = new(time.Duration(value))
+	}
+	return s
 }

@@ -17,12 +17,15 @@ type fakeNAPIs struct {
 	settings map[uint32]fakeSettings // by NAPI
 	oldest   bool                    // the kernel does not tell the queues' NAPIs
 	older    bool                    // it has no settings by NAPI
+	old      bool                    // it has no threaded and no irq-suspend-timeout by NAPI
 	deaf     bool                    // the driver ignores what is set
 }
 
 type fakeSettings struct {
 	deferral uint32
 	flush    time.Duration
+	suspend  time.Duration
+	threaded netdev.ThreadedMode
 }
 
 func (f *fakeNAPIs) Queues(int) ([]netdev.Queue, error) {
@@ -40,7 +43,11 @@ func (f *fakeNAPIs) NAPI(id uint32) (netdev.NAPI, error) {
 	if f.older {
 		return netdev.NAPI{ID: id}, nil
 	}
-	return netdev.NAPI{ID: id, Settings: netdev.NAPISettings{DeferHardIRQs: &s.deferral, GROFlushTimeout: &s.flush}}, nil
+	settings := netdev.NAPISettings{DeferHardIRQs: &s.deferral, GROFlushTimeout: &s.flush}
+	if !f.old {
+		settings.IRQSuspendTimeout, settings.Threaded = &s.suspend, &s.threaded
+	}
+	return netdev.NAPI{ID: id, Settings: settings}, nil
 }
 
 func (f *fakeNAPIs) SetNAPI(id uint32, change netdev.NAPISettings) error {
@@ -56,6 +63,12 @@ func (f *fakeNAPIs) SetNAPI(id uint32, change netdev.NAPISettings) error {
 	}
 	if change.GROFlushTimeout != nil {
 		s.flush = *change.GROFlushTimeout
+	}
+	if change.IRQSuspendTimeout != nil {
+		s.suspend = *change.IRQSuspendTimeout
+	}
+	if change.Threaded != nil {
+		s.threaded = *change.Threaded
 	}
 	f.settings[id] = s
 	return nil
@@ -93,8 +106,8 @@ func (f *fakeNAPIs) want(t *testing.T, when string, want map[uint32]fakeSettings
 }
 
 var (
-	operators = fakeSettings{1, 5000}
-	ours      = fakeSettings{2, 200 * time.Microsecond}
+	operators = fakeSettings{deferral: 1, flush: 5000}
+	ours      = fakeSettings{deferral: 2, flush: 200 * time.Microsecond}
 )
 
 func TestOnlyTheNAPIOfTheQueueIsTuned(t *testing.T) {
@@ -115,12 +128,12 @@ func TestOnlyTheNAPIOfTheQueueIsTuned(t *testing.T) {
 func TestNAPIOfTheTxQueueIsTunedToo(t *testing.T) {
 	n, f := napiNode(t, operators, 11, 12, 13, 14)
 	f.queues[4+1].NAPI = 22
-	f.settings[22] = fakeSettings{3, 7000}
+	f.settings[22] = fakeSettings{deferral: 3, flush: 7000}
 	n.add(alice, 1)
 	f.want(t, "leased", map[uint32]fakeSettings{11: operators, 12: ours, 13: operators, 14: operators, 22: ours})
 	n.del(alice)
 	f.want(t, "at the end", map[uint32]fakeSettings{
-		11: operators, 12: operators, 13: operators, 14: operators, 22: {3, 7000},
+		11: operators, 12: operators, 13: operators, 14: operators, 22: {deferral: 3, flush: 7000},
 	})
 }
 
@@ -133,9 +146,9 @@ func TestQueuesOfOneNAPIShareItsKnobs(t *testing.T) {
 			r := n.request(bob, 1)
 			r.Devices[0].Settings.DeferHardIRQs = 5
 			n.ok(n.Activate(r))
-			f.want(t, "both leased", map[uint32]fakeSettings{11: {5, ours.flush}, 12: operators})
+			f.want(t, "both leased", map[uint32]fakeSettings{11: {deferral: 5, flush: ours.flush}, 12: operators})
 			n.del(first)
-			left := map[string]fakeSettings{"alice": {5, ours.flush}, "bob": ours}[first.name]
+			left := map[string]fakeSettings{"alice": {deferral: 5, flush: ours.flush}, "bob": ours}[first.name]
 			f.want(t, "one left", map[uint32]fakeSettings{11: left, 12: operators})
 			n.del(map[string]pod{"alice": bob, "bob": alice}[first.name])
 			f.want(t, "at the end", map[uint32]fakeSettings{11: operators, 12: operators})
@@ -148,15 +161,15 @@ func TestQueuesOfOneNAPIShareItsKnobs(t *testing.T) {
 func TestNewNAPIsAreTunedAgain(t *testing.T) {
 	n, f := napiNode(t, operators, 11, 12, 13, 14)
 	n.add(alice, 0)
-	f.link(fakeSettings{0, 0}, 31, 32, 33, 34)
+	f.link(fakeSettings{}, 31, 32, 33, 34)
 	n.ok(n.Retune())
 	f.want(t, "made anew", map[uint32]fakeSettings{31: ours, 32: {}, 33: {}, 34: {}})
 
-	f.settings[31] = fakeSettings{6, 6000}
+	f.settings[31] = fakeSettings{deferral: 6, flush: 6000}
 	n.ok(n.Retune())
-	f.want(t, "changed by someone else", map[uint32]fakeSettings{31: {6, 6000}, 32: {}, 33: {}, 34: {}})
+	f.want(t, "changed by someone else", map[uint32]fakeSettings{31: {deferral: 6, flush: 6000}, 32: {}, 33: {}, 34: {}})
 	n.del(alice)
-	f.want(t, "at the end", map[uint32]fakeSettings{31: {6, 6000}, 32: {}, 33: {}, 34: {}})
+	f.want(t, "at the end", map[uint32]fakeSettings{31: {deferral: 6, flush: 6000}, 32: {}, 33: {}, 34: {}})
 }
 
 // A driver that resets takes its NAPIs away for a moment: that must not turn into settings of the whole NIC.
@@ -249,4 +262,44 @@ func TestSettingThatDoesNotTake(t *testing.T) {
 	f.deaf = true
 	wantError(t, "ADD", n.Activate(n.request(alice, 0)), "set napi_defer_hard_irqs of "+near+" to 2", "shows 1 afterwards")
 	n.wantNothingLeft()
+}
+
+// Busy polling is not the only way to run: a kernel thread can poll the queue, and interrupts can be suspended.
+func TestThreadAndSuspensionAreThoseOfTheQueuesNAPI(t *testing.T) {
+	n, f := napiNode(t, operators, 11, 12, 13, 14)
+	r := n.request(alice, 1)
+	s := &r.Devices[0].Settings
+	s.BusyPollBudget, s.Threaded, s.IRQSuspendTimeout = 0, true, 20*time.Millisecond
+	n.ok(n.Activate(r))
+	threaded := operators
+	threaded.threaded, threaded.suspend = netdev.ThreadedOn, 20*time.Millisecond
+	f.want(t, "leased", map[uint32]fakeSettings{11: operators, 12: threaded, 13: operators, 14: operators})
+	if g, err := n.Grant(deviceID(1), alice.cookie); err != nil || g.Tuning.Deferral || g.Tuning.Missing != "" {
+		t.Errorf("a grant tells %+v, %v", g.Tuning, err)
+	}
+	n.restart()
+	n.del(alice)
+	f.want(t, "at the end", map[uint32]fakeSettings{11: operators, 12: operators, 13: operators, 14: operators})
+}
+
+// What an older kernel cannot set for one NAPI is not set for the whole NIC, and told.
+func TestSettingsThatTheKernelDoesNotHaveAreTold(t *testing.T) {
+	for name, age := range map[string]func(*fakeNAPIs){
+		"no threads by NAPI": func(f *fakeNAPIs) { f.old = true }, "no settings by NAPI": func(f *fakeNAPIs) { f.older = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, f := napiNode(t, operators, 11, 12, 13, 14)
+			age(f)
+			r := n.request(alice, 1)
+			s := &r.Devices[0].Settings
+			s.Threaded, s.IRQSuspendTimeout = true, 20*time.Millisecond
+			n.ok(n.Activate(r))
+			g, err := n.Grant(deviceID(1), alice.cookie)
+			if err != nil || !g.Tuning.Deferral || g.Tuning.Missing != "irq_suspend_timeout, threaded" {
+				t.Errorf("a grant tells %+v, %v", g.Tuning, err)
+			}
+			n.del(alice)
+			f.want(t, "at the end", map[uint32]fakeSettings{11: operators, 12: operators, 13: operators, 14: operators})
+		})
+	}
 }

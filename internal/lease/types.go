@@ -25,19 +25,21 @@ type Attachment struct {
 
 // Settings are what the device's pool asks for, as it was when the lease began.
 type Settings struct {
-	Pool            string        `json:"pool"`
-	ZeroCopy        ZeroCopy      `json:"zeroCopy"`
-	NeedWakeup      bool          `json:"needWakeup"`
-	MultiBuffer     bool          `json:"multiBuffer"`
-	AllowGeneric    bool          `json:"allowGeneric"`
-	CountUnclaimed  bool          `json:"countUnclaimed"`
-	BusyPollBudget  int           `json:"busyPollBudget"` // packets; 0: no busy polling and no tuning
-	BusyPollTimeout time.Duration `json:"busyPollTimeout"`
-	DeferHardIRQs   uint32        `json:"deferHardIRQs"`
-	GROFlushTimeout time.Duration `json:"groFlushTimeout"`
-	MaxUMEM         uint64        `json:"maxUMEM"` // bytes
-	MaxFrames       uint32        `json:"maxFrames"`
-	MaxRingSize     uint32        `json:"maxRingSize"` // entries
+	Pool              string        `json:"pool"`
+	ZeroCopy          ZeroCopy      `json:"zeroCopy"`
+	NeedWakeup        bool          `json:"needWakeup"`
+	MultiBuffer       bool          `json:"multiBuffer"`
+	AllowGeneric      bool          `json:"allowGeneric"`
+	CountUnclaimed    bool          `json:"countUnclaimed"`
+	BusyPollBudget    int           `json:"busyPollBudget"` // packets; 0: no busy polling and no tuning
+	BusyPollTimeout   time.Duration `json:"busyPollTimeout"`
+	DeferHardIRQs     uint32        `json:"deferHardIRQs"`
+	GROFlushTimeout   time.Duration `json:"groFlushTimeout"`
+	IRQSuspendTimeout time.Duration `json:"irqSuspendTimeout,omitempty"` // 0: as it is
+	Threaded          bool          `json:"threaded,omitempty"`          // the queue's NAPI is polled by a kernel thread
+	MaxUMEM           uint64        `json:"maxUMEM"`                     // bytes
+	MaxFrames         uint32        `json:"maxFrames"`
+	MaxRingSize       uint32        `json:"maxRingSize"` // entries
 }
 
 // ZeroCopy is the pool's word on zero-copy.
