@@ -80,7 +80,7 @@ func TestBadUMEMIsRefusedWithTheReason(t *testing.T) {
 		{"frame size no power of two", good(), wire.UMEM{Length: umemSize, FrameSize: 3000}, wire.CodeInvalid, "no power of two"},
 		{"headroom", good(), wire.UMEM{Length: umemSize, FrameSize: 4096, Headroom: 4000}, wire.CodeInvalid, "headroom: 4000 leaves no room"},
 		{"headroom that overflows", good(), wire.UMEM{Length: umemSize, FrameSize: 4096, Headroom: 1<<32 - 1}, wire.CodeInvalid, "leaves no room"},
-		{"zero-copy required", good(), wire.UMEM{Length: umemSize, FrameSize: 4096, Flags: wire.UMEMZeroCopyRequire}, wire.CodeUnsupported, "hnear cannot"},
+		{"zero-copy required", good(), wire.UMEM{Length: umemSize, FrameSize: 4096, Flags: wire.UMEMZeroCopyRequire}, wire.CodeUnsupported, "not all devices of the pod have it: hnear"},
 	} {
 		before := bytesOf(t, test.fd)
 		answer, _ := c.ask(&test.m, test.fd)

@@ -178,7 +178,7 @@ func TestReasonIsReadAlthoughThePeerLeftRequestsUnread(t *testing.T) {
 	if e, ok := r.Message.(*Error); err != nil || !ok || e.Code != CodeLimit {
 		t.Fatalf("got %+v, %v; want the reason", r, err)
 	}
-	if _, err := b.Recv(soon()); err != io.EOF {
+	if _, err := b.Recv(soon()); !errors.Is(err, io.EOF) {
 		t.Errorf("after the reason: %v, want EOF", err)
 	}
 }
@@ -201,7 +201,7 @@ func TestEndOfConnectionIsEOF(t *testing.T) {
 			if err := end(peer); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := conn.Recv(soon()); err != io.EOF {
+			if _, err := conn.Recv(soon()); !errors.Is(err, io.EOF) {
 				t.Errorf("got %v, want EOF", err)
 			}
 		})

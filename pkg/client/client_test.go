@@ -1,11 +1,15 @@
 package client_test
 
 import (
-	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/afxdp-project/afxdp/internal/handoff/handofftest"
 	"github.com/afxdp-project/afxdp/pkg/client"
@@ -13,19 +17,40 @@ import (
 
 const nobody = 65534
 
-// Field case 4: a pod needs no capability and no root, has any uid and a memory-lock limit of 64 KiB, and gets its queues
-// on one UMEM with every packet, in both directions.
+func startNobody(tb testing.TB, p *handofftest.Pod) *process {
+	tb.Helper()
+	return startProcess(tb, p, &unix.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}})
+}
+
+// Field case 4: a pod needs no capability and no root, has any uid and a memory-lock limit of 64 KiB, and gets its
+// queues on one UMEM with every packet, in both directions.
 func TestUnprivilegedPodGetsItsQueuesAndPackets(t *testing.T) {
-	for _, uid := range []uint32{nobody, 1000650000} {
-		t.Run(fmt.Sprint(uid), func(t *testing.T) {
+	user := func(uid uint32) *unix.SysProcAttr {
+		return &unix.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	}
+	for _, test := range []struct {
+		title string
+		attr  *unix.SysProcAttr
+		uids  string // as the process sees them
+	}{
+		{"nobody", user(nobody), "65534 65534 65534 65534"},
+		{"a large uid", user(1000650000), "1000650000 1000650000 1000650000 1000650000"},
+		{"a user namespace", &unix.SysProcAttr{
+			Cloneflags:  unix.CLONE_NEWUSER,
+			UidMappings: []syscall.SysProcIDMap{{ContainerID: 1000, HostID: 165536, Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{ContainerID: 1000, HostID: 165536, Size: 1}},
+			Credential:  &syscall.Credential{Uid: 1000, Gid: 1000, NoSetGroups: true},
+		}, "1000 1000 1000 1000"},
+	} {
+		t.Run(test.title, func(t *testing.T) {
 			n := handofftest.New(t)
 			far := handofftest.NewFarEnd(t, 2)
 			p := n.NewPod("a")
 			p.Add(handofftest.DefaultSettings, 0, 1)
-			pr := startProcess(t, p, uid)
+			pr := startProcess(t, p, test.attr)
 			pr.do(order{Do: "connect", Path: n.Serve("x", 0, 1)})
 			r := pr.do(order{Do: "openall"})
-			if u := fmt.Sprint(uid); r.UID != fmt.Sprintf("%s %s %s %s", u, u, u, u) || r.Capabilities != "" || r.MemoryLock != 64<<10 {
+			if r.UID != test.uids || r.Capabilities != "" || r.MemoryLock != 64<<10 {
 				t.Errorf("uids %s, capabilities %q, memory-lock limit %d", r.UID, r.Capabilities, r.MemoryLock)
 			}
 			far.Exchange(500)
@@ -53,7 +78,7 @@ func TestKilledProcessFreesItsQueues(t *testing.T) {
 	p.Add(handofftest.DefaultSettings, 0, 1)
 	path := n.Serve("x", 0, 1)
 	connected := func() *process {
-		pr := startProcess(t, p, nobody)
+		pr := startNobody(t, p)
 		pr.do(order{Do: "connect", Path: path})
 		return pr
 	}
@@ -75,31 +100,47 @@ func TestAgentIsRestartedUnderTraffic(t *testing.T) {
 	far := handofftest.NewFarEnd(t, 2)
 	p := n.NewPod("a")
 	p.Add(handofftest.DefaultSettings, 0, 1)
-	pr := startProcess(t, p, nobody)
+	pr := startNobody(t, p)
 	pr.do(order{Do: "connect", Path: n.Serve("x", 0, 1)})
 	pr.do(order{Do: "openall"})
 	for i := range uint64(4) {
 		n.Stop()
 		far.Exchange(200)
+		forgetSocket(t, 0)
 		n.Start()
 		if statistics := n.Leases.Statistics(); len(statistics) != 0 {
 			t.Fatalf("statistics before anything is resumed: %v", statistics)
 		}
 		n.Serve("x", 0, 1)
-		far.Exchange(200)
 		within(t, "the client to resume", func() bool { return pr.report("").Resumes == i+1 })
 		if statistics := n.Leases.Statistics(); len(statistics) != 2 {
 			t.Errorf("statistics after the client has resumed: %v", statistics)
 		}
-		far.Exchange(50)
+		far.Exchange(250)
 	}
-	if r := pr.report(""); r.Done || r.Received[0] != 4*450 {
+	if r := pr.report(""); r.Done || r.Received[0] != 4*450 || r.Received[1] != 4*450 {
 		t.Errorf("after four restarts: %+v", r)
 	}
-	// The client that resumed can go on: close a device, open it again on the same UMEM.
 	pr.do(order{Do: "close"})
 	if n.Leases.IsOpen(handofftest.Device(0)) || n.Leases.IsOpen(handofftest.Device(1)) {
 		t.Error("closed devices are still open")
+	}
+}
+
+// forgetSocket takes a queue's socket out of the pinned XSKMAP, as if the map had been made anew.
+func forgetSocket(t *testing.T, queue uint32) {
+	t.Helper()
+	paths, err := filepath.Glob("/sys/fs/bpf/afxdp/*/xsks")
+	if err != nil || len(paths) != 1 {
+		t.Fatal(paths, err)
+	}
+	m, err := ebpf.LoadPinnedMap(paths[0], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := m.Delete(queue); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -108,7 +149,7 @@ func TestUMEMIsRegisteredAgainWhenItIsLost(t *testing.T) {
 	n := handofftest.New(t)
 	p := n.NewPod("a")
 	p.Add(handofftest.DefaultSettings, 0, 1)
-	pr := startProcess(t, p, nobody)
+	pr := startNobody(t, p)
 	pr.do(order{Do: "connect", Path: n.Serve("x", 0, 1)})
 	pr.do(order{Do: "register"})
 	n.Stop()
@@ -131,7 +172,7 @@ func TestClientsOfTwoAllocationsShareAUMEM(t *testing.T) {
 	far := handofftest.NewFarEnd(t, 3)
 	p := n.NewPod("a")
 	p.Add(handofftest.DefaultSettings, 0, 1, 2)
-	pr := startProcess(t, p, nobody)
+	pr := startNobody(t, p)
 	pr.do(order{Do: "connect", Client: "one", Path: n.Serve("x", 0)})
 	pr.do(order{Do: "connect", Client: "two", Path: n.Serve("y", 1, 2)})
 	pr.do(order{Do: "register", Client: "one"})
@@ -156,7 +197,7 @@ func TestClosedDeviceIsFreeForAnotherClient(t *testing.T) {
 	p := n.NewPod("a")
 	p.Add(handofftest.DefaultSettings, 0, 1)
 	path := n.Serve("x", 0, 1)
-	pr := startProcess(t, p, nobody)
+	pr := startNobody(t, p)
 	for _, name := range []string{"one", "two"} {
 		pr.do(order{Do: "connect", Client: name, Path: path})
 		pr.do(order{Do: "register", Client: name})
@@ -179,7 +220,7 @@ func TestClientEndsWithItsLease(t *testing.T) {
 	p := n.NewPod("a")
 	p.Add(handofftest.DefaultSettings, 0)
 	path := n.Serve("x", 0)
-	pr := startProcess(t, p, nobody)
+	pr := startNobody(t, p)
 	pr.do(order{Do: "connect", Path: path})
 	pr.do(order{Do: "openall"})
 	if r := pr.report(""); r.Done {
@@ -212,7 +253,7 @@ func TestQueuesComeAndGoDuringRestarts(t *testing.T) {
 	n := handofftest.New(t)
 	p := n.NewPod("a")
 	p.Add(handofftest.DefaultSettings, 0, 1, 2)
-	pr := startProcess(t, p, nobody)
+	pr := startNobody(t, p)
 	pr.do(order{Do: "connect", Path: n.Serve("x", 0, 1, 2)})
 	before := pr.do(order{Do: "register"})
 	pr.begin(order{Do: "churn"})

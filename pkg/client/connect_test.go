@@ -82,7 +82,7 @@ func TestRefusalsHaveCodesAndReasons(t *testing.T) {
 	_, err = c.Register(client.UMEMConfig{UMEMConfig: xsk.UMEMConfig{Frames: 1 << 20}})
 	isRefused(err, client.CodeLimit, "4294967296 bytes are more than the pool's limit of 67108864")
 	_, err = c.Register(client.UMEMConfig{UMEMConfig: xsk.UMEMConfig{Frames: 64}, ZeroCopy: xsk.ZeroCopyRequire})
-	isRefused(err, client.CodeUnsupported, "register UMEM", "hnear cannot")
+	isRefused(err, client.CodeUnsupported, "register UMEM", "not all devices of the pod have it: hnear")
 	if _, err := c.Register(client.UMEMConfig{}); err == nil || !strings.Contains(err.Error(), "frames: 0") {
 		t.Errorf("no frames: %v", err)
 	}

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -67,13 +66,13 @@ type process struct {
 	out *bufio.Scanner
 }
 
-func startProcess(tb testing.TB, p *handofftest.Pod, uid uint32) *process {
+func startProcess(tb testing.TB, p *handofftest.Pod, attr *unix.SysProcAttr) *process {
 	tb.Helper()
 	pr := &process{tb: tb, cmd: exec.Command("/proc/self/exe")}
 	// The race detector's second at the end of a process would be most of the tests' time.
 	pr.cmd.Env = []string{podEnv + "=1", "GORACE=atexit_sleep_ms=0"}
 	pr.cmd.Stderr = os.Stderr
-	pr.cmd.SysProcAttr = &unix.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	pr.cmd.SysProcAttr = attr
 	var err error
 	if pr.in, err = pr.cmd.StdinPipe(); err != nil {
 		tb.Fatal(err)

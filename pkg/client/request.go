@@ -57,7 +57,7 @@ func (c *Client) request(q query) error {
 	defer timeout.Stop()
 	for {
 		err := c.try(q, timeout.C)
-		if err != errLost || q.hurry {
+		if q.hurry || !errors.Is(err, errLost) {
 			return err
 		}
 		select {

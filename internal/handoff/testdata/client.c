@@ -164,6 +164,10 @@ int main(int argc, char **argv)
 	uint32_t device = 0;
 	while (device < w->devices && !(w->device[device].flags & 1))
 		device++;
+	if (device == w->devices) {
+		fprintf(stderr, "no device is leased\n");
+		return 1;
+	}
 	printf("pool %s, %s queue %u, MTU %u\n", w->pool, w->device[device].netdev, w->device[device].queue, w->device[device].mtu);
 
 	size_t length = FRAMES * FRAME_SIZE;
