@@ -23,7 +23,6 @@ const (
 	l2fwd  mode = "l2fwd"
 )
 
-func (m mode) transmits() bool { return m != rxDrop }
 
 type options struct {
 	mode     mode

@@ -56,7 +56,9 @@ func open(ctx context.Context, o *options) (_ *allocation, err error) {
 	}
 	for i, q := range a.set.Queues {
 		p := &port{device: q.Device, mode: q.Mode}
-		p.queue = &busypoll.Queue{Name: p.name(), Socket: q.Socket, Rings: q.Rings, UMEM: q.UMEM, Frames: a.set.Frames[i]}
+		p.queue = &busypoll.Queue{
+			Name: p.name(), Socket: q.Socket, Rings: q.Rings, UMEM: q.UMEM, Frames: a.set.Frames[i], KickTX: q.Kick,
+		}
 		if o.mode == txOnly && p.device.MTU > 0 && o.packetSize > p.device.MTU+ethHeader {
 			return nil, fmt.Errorf("--packet-size: %d is more than %s with its MTU of %d sends", o.packetSize, p.device.Netdev, p.device.MTU)
 		}
@@ -97,18 +99,4 @@ func (p *port) busyPolling() busypoll.Status {
 		status.Reason = p.mode.Obstacle // why its options are off
 	}
 	return status
-}
-
-// avoidStall turns busy polling off on a socket that could then not transmit: in zero-copy mode a busy-polling socket
-// polls the NAPI of its rx queue only, and where the tx queue has another one nothing would be sent.
-func (p *port) avoidStall() error {
-	if !p.mode.ZeroCopy || !p.mode.SeparateNAPI || !p.mode.BusyPoll {
-		return nil
-	}
-	if err := busypoll.Disable(p.queue.Socket.FD()); err != nil {
-		return fmt.Errorf("turn busy polling off on %s: %w", p.name(), err)
-	}
-	p.mode.BusyPoll = false
-	p.mode.Obstacle = "turned off: rx and tx of the queue have NAPIs of their own, and a busy-polling socket would not transmit"
-	return nil
 }

@@ -75,11 +75,6 @@ func (r *run) prepare() error {
 		case txOnly:
 			p.queue.Generate = newGenerator(o.source, o.target, o.packetSize, share(o.packets, i, len(ports))).generate
 		}
-		if o.mode.transmits() {
-			if err := p.avoidStall(); err != nil {
-				return err
-			}
-		}
 		p.assess()
 	}
 	n := o.threads

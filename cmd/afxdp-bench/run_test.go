@@ -337,23 +337,6 @@ func TestLiveLineShowsRates(t *testing.T) {
 	}
 }
 
-func TestSocketThatWouldStallDoesNotBusyPoll(t *testing.T) {
-	ports, _ := veth(t)
-	p := ports[0]
-	on := busypoll.Options{Budget: 64, Timeout: busypoll.DefaultTimeout}
-	if err := busypoll.Enable(p.queue.Socket.FD(), on); err != nil {
-		t.Fatal(err)
-	}
-	p.mode.ZeroCopy, p.mode.SeparateNAPI, p.mode.BusyPoll = true, true, true
-	prepared(t, ports, newLease(), "txonly")
-	if st, err := busypoll.Read(p.queue.Socket.FD()); err != nil || st.Preferred {
-		t.Errorf("%+v, %v", st, err)
-	}
-	if p.status.Active || !strings.Contains(p.status.Reason, "NAPIs of their own") {
-		t.Errorf("%+v", p.status)
-	}
-}
-
 func TestGeneratedPacketsAreUDPOfSeveralFlows(t *testing.T) {
 	g := newGenerator(net.HardwareAddr{2, 0, 0, 0, 0, 1}, net.HardwareAddr{2, 0, 0, 0, 0, 2}, 128, 300)
 	umem, err := xsk.NewUMEM(xsk.UMEMConfig{Frames: 2, FrameSize: 2048})

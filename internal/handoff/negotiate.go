@@ -2,6 +2,7 @@ package handoff
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/afxdp-project/afxdp/internal/lease"
 	"github.com/afxdp-project/afxdp/internal/wire"
@@ -34,6 +35,10 @@ func (s *session) negotiate(m *wire.Open, g lease.Grant, socket *xsk.Socket) (*w
 		}
 	}
 	o.Text = s.setBusyPoll(o, m, g, socket)
+	if g.Tuning.Missing != "" {
+		o.Text = strings.TrimPrefix(o.Text+"; ", "; ") + "not set, since kernel or driver have it for the whole NIC only, if at all: " +
+			g.Tuning.Missing
+	}
 	return o, lease.Socket{Cookie: cookie, Group: s.group, ZeroCopy: zeroCopy}, nil
 }
 

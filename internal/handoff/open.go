@@ -136,6 +136,10 @@ func (s *session) openDevice(m *wire.Open) (_ wire.Message, fd int, err error) {
 	if err != nil {
 		return nil, -1, err
 	}
+	// A zero-copy bind may have had the driver make the queue's NAPIs anew.
+	if g.Tuning, err = s.leases.TuneAgain(device, s.cookie); err != nil {
+		return nil, -1, errors.Join(err, socket.Close())
+	}
 	opened, record, err := s.negotiate(m, g, socket)
 	if err != nil {
 		return nil, -1, errors.Join(err, socket.Close())
@@ -150,6 +154,41 @@ func (s *session) openDevice(m *wire.Open) (_ wire.Message, fd int, err error) {
 	s.open[device] = g.Epoch
 	s.endpoint.log.Debug("socket opened", "device", device, "zeroCopy", record.ZeroCopy, "busyPollObstacle", opened.Text)
 	return opened, handed.FD(), nil
+}
+
+// kickRing is the size of a kick socket's tx ring: the kernel wants one, and nothing is put on it.
+const kickRing = 2
+
+// kick makes a second socket on the queue of a device that this connection has open. It is the pod's alone: the agent
+// keeps no copy, since there is nothing to count, resume or take out of the XSKMAP.
+func (s *session) kick(m *wire.Kick) (_ wire.Message, fd int, err error) {
+	device, err := s.device(m.Device)
+	if err != nil {
+		return nil, -1, err
+	}
+	if _, ok := s.open[device]; !ok {
+		return nil, -1, wire.Errorf(wire.CodeState, "KICK: this connection does not have device %s open", device)
+	}
+	if !s.zeroCopy {
+		return nil, -1, wire.Errorf(wire.CodeState, "KICK: the socket of device %s is in copy mode, where a socket sends only what is on "+
+			"its own ring", device)
+	}
+	first, at, err := s.leases.Socket(device, s.cookie)
+	if err != nil {
+		return nil, -1, err
+	}
+	defer func() { err = errors.Join(err, first.Close()) }()
+	socket, err := xsk.NewSocket()
+	if err != nil {
+		return nil, -1, err
+	}
+	if err = socket.SetRings(xsk.RingSizes{TX: kickRing}); err == nil {
+		err = socket.Bind(xsk.BindConfig{Ifindex: at.Link.Index, Queue: uint32(at.Queue), Shared: first})
+	}
+	if err != nil {
+		return nil, -1, errors.Join(err, socket.Close())
+	}
+	return &wire.Kicked{Device: m.Device, TX: kickRing}, socket.FD(), nil
 }
 
 func ringSizes(m *wire.Open, limit uint32) (xsk.RingSizes, error) {

@@ -294,3 +294,16 @@ func TestLeaseThatEndsWhileASocketIsMade(t *testing.T) {
 		t.Errorf("leases left: %+v", left)
 	}
 }
+
+func TestKickSocketIsForZeroCopyOnly(t *testing.T) {
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0, 1)
+	c := connect(t, p, n.Serve("x", 0, 1))
+	c.umem()
+	c.refused(&wire.Kick{Device: 0}, -1, wire.CodeState, "does not have device")
+	c.open(0)
+	c.refused(&wire.Kick{Device: 0}, -1, wire.CodeState, "copy mode")
+	c.refused(&wire.Kick{Device: 9}, -1, wire.CodeNoDevice, "the allocation has 2")
+	c.open(1) // the connection goes on
+}

@@ -173,6 +173,8 @@ func (s *session) answer(r wire.Received) (wire.Message, int, error) {
 	case *wire.Join:
 		answer, err := s.join(r.FD)
 		return answer, -1, err
+	case *wire.Kick:
+		return s.kick(m)
 	case *wire.Close:
 		device, err := s.device(m.Device)
 		if err != nil {

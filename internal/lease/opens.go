@@ -89,6 +89,44 @@ func (m *Manager) Grant(device string, cookie uint64) (Grant, error) {
 	}, nil
 }
 
+// TuneAgain sets the knobs of a leased device where they are not as its lease wants them any more, and reads them back.
+func (m *Manager) TuneAgain(device string, cookie uint64) (Tuning, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, err := m.leaseOf(device, cookie)
+	if err != nil {
+		return Tuning{}, err
+	}
+	n, link, err := m.inForce(l)
+	if err != nil {
+		return Tuning{}, err
+	}
+	if err := m.tune(n); err != nil {
+		return Tuning{}, err
+	}
+	return m.tuning(link, l)
+}
+
+// Socket returns the socket of a device that a connection has open, as a descriptor of its own for the caller to close,
+// and where the device is.
+func (m *Manager) Socket(device string, cookie uint64) (*xsk.Socket, Device, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, err := m.leaseOf(device, cookie)
+	if err != nil {
+		return nil, Device{}, err
+	}
+	_, link, err := m.inForce(l)
+	if err != nil {
+		return nil, Device{}, err
+	}
+	if l.open == nil {
+		return nil, Device{}, fmt.Errorf("device %s: %w", device, ErrNotYours)
+	}
+	s, err := l.open.socket.Dup()
+	return s, Device{ID: device, Link: link, Queue: l.doc.Queue}, err
+}
+
 // PodZeroCopy reports whether the NICs of all devices of the pod with the given network namespace can do zero-copy and
 // no pool forbids it, and names one that cannot.
 func (m *Manager) PodZeroCopy(cookie uint64) (can bool, obstacle string) {

@@ -43,13 +43,15 @@ const (
 	TypeJoined  Type = 10
 	TypeClose   Type = 11
 	TypeClosed  Type = 12
+	TypeKick    Type = 13
+	TypeKicked  Type = 14 // with an AF_XDP socket
 	TypeError   Type = 0
 )
 
 var typeNames = [...]string{
 	TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeUMEM: "UMEM", TypeUMEMOK: "UMEM_OK", TypeOpen: "OPEN",
 	TypeOpened: "OPENED", TypeResume: "RESUME", TypeResumed: "RESUMED", TypeJoin: "JOIN", TypeJoined: "JOINED",
-	TypeClose: "CLOSE", TypeClosed: "CLOSED", TypeError: "ERROR",
+	TypeClose: "CLOSE", TypeClosed: "CLOSED", TypeKick: "KICK", TypeKicked: "KICKED", TypeError: "ERROR",
 }
 
 func (t Type) String() string {
@@ -61,7 +63,7 @@ func (t Type) String() string {
 
 // carriesFD says which messages come with a descriptor: these with exactly one, all others with none.
 func (t Type) carriesFD() bool {
-	return t == TypeUMEM || t == TypeOpened || t == TypeResume || t == TypeJoin
+	return t == TypeUMEM || t == TypeOpened || t == TypeResume || t == TypeJoin || t == TypeKicked
 }
 
 // Message is one message without its header.
@@ -144,6 +146,10 @@ func newMessage(t Type) Message {
 		return new(Close)
 	case TypeClosed:
 		return new(Closed)
+	case TypeKick:
+		return new(Kick)
+	case TypeKicked:
+		return new(Kicked)
 	case TypeError:
 		return new(Error)
 	}

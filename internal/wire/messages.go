@@ -164,6 +164,20 @@ type Closed struct {
 	Reserved uint32
 }
 
+// Kick asks for a second socket on the queue of a zero-copy device that this connection has open. It is on the same
+// UMEM and never busy-polls, so its sendto has the driver send what is on the first socket's tx ring. A busy-polling
+// socket's own sendto only polls its rx NAPI, which does not send where tx has a NAPI of its own.
+type Kick struct {
+	Device   uint32
+	Reserved uint32
+}
+
+// Kicked answers Kick; the socket comes with it.
+type Kicked struct {
+	Device uint32
+	TX     uint32 // entries of its tx ring, which is not meant to be used
+}
+
 // Code says what kind of error it is.
 type Code uint32
 
@@ -210,6 +224,8 @@ func (*Join) Type() Type    { return TypeJoin }
 func (*Joined) Type() Type  { return TypeJoined }
 func (*Close) Type() Type   { return TypeClose }
 func (*Closed) Type() Type  { return TypeClosed }
+func (*Kick) Type() Type    { return TypeKick }
+func (*Kicked) Type() Type  { return TypeKicked }
 func (*Error) Type() Type   { return TypeError }
 
 func (m *Hello) append(b []byte) ([]byte, error)   { return appendFixed(b, m) }
@@ -222,6 +238,8 @@ func (m *Join) append(b []byte) ([]byte, error)    { return appendFixed(b, m) }
 func (m *Joined) append(b []byte) ([]byte, error)  { return appendFixed(b, m) }
 func (m *Close) append(b []byte) ([]byte, error)   { return appendFixed(b, m) }
 func (m *Closed) append(b []byte) ([]byte, error)  { return appendFixed(b, m) }
+func (m *Kick) append(b []byte) ([]byte, error)    { return appendFixed(b, m) }
+func (m *Kicked) append(b []byte) ([]byte, error)  { return appendFixed(b, m) }
 
 func (m *Hello) decode(b []byte) error {
 	if err := decodeFixed(b, m); err != nil {
@@ -277,6 +295,13 @@ func (m *Close) decode(b []byte) error {
 	return checkReserved(uint64(m.Reserved))
 }
 
+func (m *Kick) decode(b []byte) error {
+	if err := decodeFixed(b, m); err != nil {
+		return err
+	}
+	return checkReserved(uint64(m.Reserved))
+}
+
 // checkReserved is for requests: a later version may give what is reserved a meaning, which must not be passed over. In
 // answers it is not looked at.
 func checkReserved(v uint64) error {
@@ -290,6 +315,7 @@ func (m *UMEMOK) decode(b []byte) error  { return decodeFixed(b, m) }
 func (m *Resumed) decode(b []byte) error { return decodeFixed(b, m) }
 func (m *Joined) decode(b []byte) error  { return decodeFixed(b, m) }
 func (m *Closed) decode(b []byte) error  { return decodeFixed(b, m) }
+func (m *Kicked) decode(b []byte) error  { return decodeFixed(b, m) }
 
 func (m *Opened) append(b []byte) ([]byte, error) {
 	b, err := appendFixed(b, &m.Socket)

@@ -61,6 +61,10 @@ var transcripts = map[string][]step{
 		{2, &Resume{Device: 0}},
 		{2, &Resumed{Device: 0, Epoch: 0x1122334455667788}},
 	},
+	"kick": {
+		{4, &Kick{Device: 1}},
+		{4, &Kicked{Device: 1, TX: 2}},
+	},
 	"join": {
 		{1, &Hello{MinVersion: 1, MaxVersion: 3}},
 		{1, exampleWelcome},

@@ -58,7 +58,7 @@ type Client struct {
 	pending     *call         // waits for its answer
 	lastID      uint32
 	queues      map[int]*Queue // by device index
-	source      func() error   // has the agent take the UMEM again
+	source      *query         // has the agent take the UMEM again
 }
 
 // Connect connects to the agent. path is an allocation's directory, such as /run/afxdp/fast, or the socket in it. ctx is
@@ -208,7 +208,7 @@ func (c *Client) Register(config UMEMConfig) (*xsk.UMEM, error) {
 	case xsk.ZeroCopyRequire:
 		m.Flags |= wire.UMEMZeroCopyRequire
 	}
-	err = c.use(func() error { return c.request(query{message: m, fd: umem.FD(), want: wire.TypeUMEMOK}) })
+	err = c.use(query{message: m, want: wire.TypeUMEMOK, lend: func() (int, func(), error) { return umem.FD(), func() {}, nil }})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("register UMEM: %w", err), umem.Close())
 	}
@@ -218,14 +218,10 @@ func (c *Client) Register(config UMEMConfig) (*xsk.UMEM, error) {
 // Join has this client's queues use the UMEM of a queue that another client of the same pod has opened, so that the
 // devices of several pools share it.
 func (c *Client) Join(q *Queue) error {
-	err := c.use(func() error {
+	err := c.use(query{message: &wire.Join{}, want: wire.TypeJoined, lend: func() (int, func(), error) {
 		fd, err := q.dup()
-		if err != nil {
-			return err
-		}
-		defer func() { _ = unix.Close(fd) }()
-		return c.request(query{message: &wire.Join{}, fd: fd, want: wire.TypeJoined})
-	})
+		return fd, func() { _ = unix.Close(fd) }, err
+	}})
 	if err != nil {
 		return fmt.Errorf("join the UMEM of %s queue %d: %w", q.Device.Netdev, q.Device.Queue, err)
 	}
@@ -234,23 +230,12 @@ func (c *Client) Join(q *Queue) error {
 
 // use has the agent take a UMEM, and remembers how: it forgets one on which no socket is open, and with its connection
 // one that no socket was made on.
-func (c *Client) use(source func() error) error {
-	if err := source(); err != nil {
+func (c *Client) use(source query) error {
+	if err := c.request(source); err != nil {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.source = source
+	c.source = &source
 	return nil
-}
-
-// useAgain repeats the last use that succeeded.
-func (c *Client) useAgain() error {
-	c.mu.Lock()
-	source := c.source
-	c.mu.Unlock()
-	if source == nil {
-		return errors.New("neither Register nor Join was called")
-	}
-	return source()
 }

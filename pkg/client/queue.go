@@ -22,6 +22,9 @@ type Queue struct {
 	Rings  *xsk.Rings
 	UMEM   *xsk.UMEM // shared by all queues that were opened on it; not closed with the queue
 	Mode   Mode
+	// Kick is the socket whose sendto has the driver send what is on the tx ring, where Socket's own cannot: see
+	// busypoll.Queue.KickTX. nil: Socket's.
+	Kick *xsk.Socket
 
 	client *Client
 	mu     sync.Mutex // against a resume while the queue is closed
@@ -81,32 +84,49 @@ func (c *Client) Open(device int, umem *xsk.UMEM, config OpenConfig) (*Queue, er
 		m.Flags |= wire.OpenNoBusyPoll
 	}
 	var q *Queue
-	ask := func() error {
-		return c.request(query{message: m, fd: -1, want: wire.TypeOpened, take: func(r wire.Received) (err error) {
-			q, err = c.take(d, umem, r)
-			return err
-		}})
-	}
-	err := ask()
-	for range 8 {
-		if !hasCode(err, wire.CodeNoUMEM) {
-			break
+	ask := query{message: m, want: wire.TypeOpened, take: func(r wire.Received) (err error) {
+		q, err = c.take(d, umem, r)
+		return err
+	}}
+	err := c.request(ask)
+	if hasCode(err, wire.CodeNoUMEM) {
+		// A lost connection, an earlier attempt to open, or the end of the last queue on it has taken the UMEM along. When
+		// the agent has one all the same, another goroutine was here.
+		c.mu.Lock()
+		source := c.source
+		c.mu.Unlock()
+		if source == nil {
+			return fail(fmt.Errorf("neither Register nor Join was called: %w", err))
 		}
-		// A lost connection, an earlier attempt to open, or the end of the last queue on it has taken the UMEM along. That
-		// there is one already says that another goroutine was here.
-		if uerr := c.useAgain(); uerr != nil && !hasCode(uerr, wire.CodeState) {
-			err = errors.Join(err, uerr)
-			break
-		}
-		err = ask()
+		err = c.request(*source, ask)
 	}
 	if errors.Is(err, errNotTaken) {
-		_ = c.request(query{message: &wire.Close{Device: m.Device}, fd: -1, want: wire.TypeClosed, hurry: true})
+		_ = c.request(query{message: &wire.Close{Device: m.Device}, want: wire.TypeClosed, hurry: true})
 	}
 	if err != nil {
 		return fail(err)
 	}
+	if q.Mode.ZeroCopy && q.Mode.BusyPoll && q.Mode.SeparateNAPI {
+		if err := c.takeKick(q); err != nil {
+			return fail(errors.Join(err, q.Close()))
+		}
+	}
 	return q, nil
+}
+
+// takeKick asks for the socket that starts transmission on a queue whose own would only poll.
+func (c *Client) takeKick(q *Queue) error {
+	kick := &wire.Kick{Device: uint32(q.Device.Index)}
+	err := c.request(query{message: kick, want: wire.TypeKicked, take: func(r wire.Received) (err error) {
+		if q.Kick, err = xsk.SocketFromFD(r.FD); err != nil {
+			return errors.Join(err, unix.Close(r.FD))
+		}
+		return nil
+	}})
+	if err != nil {
+		return fmt.Errorf("get the socket that starts transmission: %w", err)
+	}
+	return nil
 }
 
 // errNotTaken is what errors.Is finds when the agent has opened a device but the client cannot take it.
@@ -169,12 +189,15 @@ func (q *Queue) Close() error {
 	}
 	q.closed = true
 	err := errors.Join(q.Rings.Close(), q.Socket.Close())
+	if q.Kick != nil {
+		err = errors.Join(err, q.Kick.Close())
+	}
 	q.mu.Unlock()
 	c := q.client
 	c.mu.Lock()
 	delete(c.queues, q.Device.Index)
 	c.mu.Unlock()
 	// Without a connection the agent holds nothing of the queue that it would have to be told to drop.
-	_ = c.request(query{message: &wire.Close{Device: uint32(q.Device.Index)}, fd: -1, want: wire.TypeClosed, hurry: true})
+	_ = c.request(query{message: &wire.Close{Device: uint32(q.Device.Index)}, want: wire.TypeClosed, hurry: true})
 	return err
 }

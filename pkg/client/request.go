@@ -14,8 +14,9 @@ import (
 // query is a request with what is to be done with its answer.
 type query struct {
 	message wire.Message
-	fd      int // sent along; -1: none
 	want    wire.Type
+	// lend, if set, returns the descriptor that is sent along, with what is to be done when it is sent.
+	lend func() (fd int, done func(), err error)
 	// take, if set, takes the answer and its descriptor over. It runs in the goroutine that reads the connection, so that
 	// what it enters in the Client is resumed if the connection is lost at that moment.
 	take func(wire.Received) error
@@ -50,14 +51,16 @@ func (p *call) accept(r wire.Received) error {
 	return nil
 }
 
-// request sends a query and waits for its answer. When the connection is lost it is asked again on the next one: what
-// was asked of the lost one is undone there.
-func (c *Client) request(q query) error {
+// request sends queries and waits for the answer to each, with nothing between them. An error of one is the end, but for
+// CodeState before the last one. When the connection is lost all are asked again on the next one: what was asked of the
+// lost one is undone there.
+func (c *Client) request(queries ...query) error {
+	last := queries[len(queries)-1]
 	timeout := time.NewTimer(c.timeout)
 	defer timeout.Stop()
 	for {
-		err := c.try(q, timeout.C)
-		if q.hurry || !errors.Is(err, errLost) {
+		err := c.try(queries, timeout.C)
+		if last.hurry || !errors.Is(err, errLost) {
 			return err
 		}
 		select {
@@ -65,20 +68,39 @@ func (c *Client) request(q query) error {
 		case <-c.done:
 			return c.endError()
 		case <-timeout.C:
-			return fmt.Errorf("send %s: the agent is not running", q.message.Type())
+			return fmt.Errorf("send %s: the agent is not running", last.message.Type())
 		}
 	}
 }
 
-// try sends a query on the connection of now. The error is errLost when there is none or it is lost.
-func (c *Client) try(q query, timeout <-chan time.Time) error {
+// try sends queries on the connection of now. The error is errLost when there is none or it is lost.
+func (c *Client) try(queries []query, timeout <-chan time.Time) error {
 	c.requests.Lock()
 	defer c.requests.Unlock()
+	for i, q := range queries {
+		err := c.ask(q, timeout)
+		if err != nil && (i == len(queries)-1 || !hasCode(err, wire.CodeState)) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Client) ask(q query, timeout <-chan time.Time) error {
+	fd := -1
+	if q.lend != nil {
+		lent, done, err := q.lend()
+		if err != nil {
+			return err
+		}
+		defer done()
+		fd = lent
+	}
 	conn, p := c.begin(q)
 	if conn == nil {
 		return errLost
 	}
-	if err := conn.Send(p.id, q.message, q.fd, c.timeout); err != nil && !isLost(err) && c.giveUp(p) {
+	if err := conn.Send(p.id, q.message, fd, c.timeout); err != nil && !isLost(err) && c.giveUp(p) {
 		return err
 	}
 	select {
