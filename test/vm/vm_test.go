@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
 	"github.com/afxdp-project/afxdp/internal/testutil"
+	"github.com/afxdp-project/afxdp/test/vm/matrix"
 	"github.com/afxdp-project/afxdp/test/vm/report"
 )
 
@@ -31,7 +33,7 @@ func TestKernelsAndDriversAreAsTheMatrixSays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := readMatrix("testdata/matrix.json")
+	want, err := matrix.Read("testdata/matrix.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +59,7 @@ func TestKernelsAndDriversAreAsTheMatrixSays(t *testing.T) {
 				mu.Lock()
 				rows = append(rows, got...)
 				mu.Unlock()
-				for _, fault := range want.check(class, got) {
+				for _, fault := range want.Check(class, got) {
 					t.Error(fault)
 				}
 			})
@@ -103,4 +105,20 @@ func writeRows(path string, rows []report.Row) error {
 		return err
 	}
 	return os.Rename(temp, path)
+}
+
+// sortRows puts rows in the order of kernels, drivers and modes.
+func sortRows(rows []report.Row) {
+	drivers := []string{report.ModeAgent}
+	for _, c := range cards {
+		drivers = append(drivers, c.Name)
+	}
+	modes := []string{report.ModeInterrupts, report.ModeBusyPoll, report.ModeNoKick, report.ModeThreaded}
+	key := func(r report.Row) [3]int {
+		return [3]int{slices.Index(classes, r.Kernel), slices.Index(drivers, r.Driver), slices.Index(modes, r.Mode)}
+	}
+	slices.SortStableFunc(rows, func(a, b report.Row) int {
+		ka, kb := key(a), key(b)
+		return slices.Compare(ka[:], kb[:])
+	})
 }

@@ -34,9 +34,8 @@ const (
 	ok = "ok"
 	// testQueue is the queue that is looked at closely; not the first, which is often a special case.
 	testQueue = 1
-	// firstTime is when a queue without a packet is given up. igb may take two seconds to look at a fill ring that was
-	// empty at the bind.
-	firstTime = 6 * time.Second
+	// firstTime is when a queue without a packet is given up. igb's watchdog looks at its rings every two seconds.
+	firstTime = 3 * time.Second
 	// windows is how often interrupts are counted at most.
 	windows = 3
 	// warmUp is for the socket to see packets, from which some kernels take its NAPI.
@@ -148,12 +147,9 @@ func (t *tester) row(n *nic, m mode, row *report.Row) (err error) {
 	if err != nil {
 		return err
 	}
-	err = t.leased(n, m, row)
-	if err = errors.Join(err, release()); err != nil {
-		return err
-	}
-	if err := t.settle(n); err != nil {
-		return err
+	leasedErr := t.leased(n, m, row)
+	if err := errors.Join(release(), t.settle(n)); err != nil {
+		return errors.Join(leasedErr, err)
 	}
 	xdp, err := t.xdpMode(n)
 	if err != nil {
@@ -162,7 +158,10 @@ func (t *tester) row(n *nic, m mode, row *report.Row) (err error) {
 	if s.After, err = t.snapshot(n); err != nil {
 		return err
 	}
-	s.Restored = xdp == netdev.XDPNone
+	s.Restored = xdp == netdev.XDPNone && same(s.Before, s.After)
+	if leasedErr != nil {
+		return leasedErr
+	}
 	var wants report.Values
 	if m.budget > 0 {
 		count, timeout := uint32(deferHardIRQs), groFlushTimeout

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 
 	"github.com/afxdp-project/afxdp/pkg/netdev"
@@ -49,30 +48,31 @@ func (t *tester) snapshot(n *nic) (*report.Snapshot, error) {
 
 func queueKey(t netdev.QueueType, index int) string { return fmt.Sprintf("%s-%d", t, index) }
 
-// compare fills in what the snapshots tell about a row with the leased queues.
+// same reports whether all settings are.
+func same(a, b *report.Snapshot) bool { return reflect.DeepEqual(a, b) }
+
+// compare fills in what the snapshots before and during the leases of queues tell.
 func compare(s *report.Settings, leased []int, wants report.Values) {
 	own := make(map[string]bool)
 	for _, q := range leased {
 		own[queueKey(netdev.RX, q)], own[queueKey(netdev.TX, q)] = true, true
 	}
-	same := func(a, b report.Values) bool { return reflect.DeepEqual(a, b) }
-	s.OthersUntouched = same(s.Before.Device, s.During.Device)
+	s.OthersUntouched = reflect.DeepEqual(s.Before.Device, s.During.Device)
 	if !s.OthersUntouched {
 		s.Scope = "device"
 	}
-	s.AsWanted = s.Scope != "device" || has(s.During.Device, wants)
+	s.AsWanted = s.OthersUntouched || has(s.During.Device, wants)
 	for key, during := range s.During.Queues {
-		switch before := s.Before.Queues[key]; {
-		case own[key]:
-			s.AsWanted = s.AsWanted && has(during, wants)
-			if s.Scope == "" && !same(before, during) {
-				s.Scope = "napi"
-			}
-		case !same(before, during):
-			s.OthersUntouched = false
+		changed := !reflect.DeepEqual(s.Before.Queues[key], during)
+		if !own[key] {
+			s.OthersUntouched = s.OthersUntouched && !changed
+			continue
+		}
+		s.AsWanted = s.AsWanted && has(during, wants)
+		if changed && s.Scope == "" {
+			s.Scope = "napi"
 		}
 	}
-	s.Restored = s.Restored && same(s.Before.Device, s.After.Device) && maps.EqualFunc(s.Before.Queues, s.After.Queues, same)
 }
 
 // has reports whether values that are told are as wanted.

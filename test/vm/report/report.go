@@ -119,6 +119,9 @@ type RX struct {
 	Received   uint64   `json:"received"` // by the sockets, as long as interrupts were counted
 	// FirstMs is how long after traffic had started each leased queue had received some.
 	FirstMs float64 `json:"firstMs"`
+	// NeededPoll says that none would come before each socket had made one system call with busy polling on: its fill
+	// ring was empty at the bind, and the driver neither looks again nor asks for a wakeup.
+	NeededPoll bool `json:"neededPoll"`
 }
 
 // TX is what was sent: bursts of as many frames as Sent.

@@ -1,6 +1,5 @@
-//go:build vm
-
-package vm
+// Package matrix holds what was found about kernels, drivers and modes against a table of what is expected.
+package matrix
 
 import (
 	"encoding/json"
@@ -14,11 +13,11 @@ import (
 	"github.com/afxdp-project/afxdp/test/vm/report"
 )
 
-// matrix is the table of what is expected.
-type matrix []expectation
+// Matrix is a table of what is expected.
+type Matrix []Expectation
 
-// expectation is what is expected of one row. Fields are paths into the row's JSON, such as busyPoll.active.
-type expectation struct {
+// Expectation is what is expected of one row. Fields are paths into the row's JSON, such as busyPoll.active.
+type Expectation struct {
 	Kernel string `json:"kernel"`
 	Driver string `json:"driver"`
 	Mode   string `json:"mode"`
@@ -29,13 +28,14 @@ type expectation struct {
 	AtMost   map[string]float64 `json:"atMost,omitempty"`
 }
 
-func (e expectation) String() string { return name(e.Kernel, e.Driver, e.Mode) }
+func (e Expectation) String() string { return name(e.Kernel, e.Driver, e.Mode) }
 
 func name(kernel, driver, mode string) string {
 	return fmt.Sprintf("kernel %s, %s, %s", kernel, driver, mode)
 }
 
-func readMatrix(path string) (m matrix, err error) {
+// Read reads a table from a JSON file.
+func Read(path string) (m Matrix, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -46,8 +46,8 @@ func readMatrix(path string) (m matrix, err error) {
 	return m, nil
 }
 
-// check holds the rows of a kernel against the table. Each fault names row and field.
-func (m matrix) check(class string, rows []report.Row) (faults []string) {
+// Check holds the rows of a kernel against the table. Each fault names row and field.
+func (m Matrix) Check(class string, rows []report.Row) (faults []string) {
 	got := make(map[string]any)
 	for _, r := range rows {
 		v, err := plain(r)
@@ -77,7 +77,7 @@ func (m matrix) check(class string, rows []report.Row) (faults []string) {
 	return faults
 }
 
-func (e expectation) faults(row any) (faults []string) {
+func (e Expectation) faults(row any) (faults []string) {
 	bad := func(field string, got any, want string, args ...any) {
 		text, _ := json.Marshal(got)
 		faults = append(faults, fmt.Sprintf("%s is %s, want %s", field, text, fmt.Sprintf(want, args...)))
@@ -122,20 +122,4 @@ func at(v any, path string) any {
 		v = m[key]
 	}
 	return v
-}
-
-// sortRows puts rows in the order of kernels, drivers and modes.
-func sortRows(rows []report.Row) {
-	drivers := []string{report.ModeAgent}
-	for _, c := range cards {
-		drivers = append(drivers, c.Name)
-	}
-	modes := []string{report.ModeInterrupts, report.ModeBusyPoll, report.ModeNoKick, report.ModeThreaded}
-	key := func(r report.Row) [3]int {
-		return [3]int{slices.Index(classes, r.Kernel), slices.Index(drivers, r.Driver), slices.Index(modes, r.Mode)}
-	}
-	slices.SortStableFunc(rows, func(a, b report.Row) int {
-		ka, kb := key(a), key(b)
-		return slices.Compare(ka[:], kb[:])
-	})
 }
