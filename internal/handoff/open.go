@@ -151,7 +151,7 @@ func (s *session) openDevice(m *wire.Open) (_ wire.Message, fd int, err error) {
 	if err := s.leases.Opened(g, socket, record, s.revoke); err != nil {
 		return nil, -1, errors.Join(err, handed.Close(), socket.Close())
 	}
-	s.open[device] = g.Epoch
+	s.open[device], s.mayKick[device] = g.Epoch, true
 	s.endpoint.log.Debug("socket opened", "device", device, "zeroCopy", record.ZeroCopy, "busyPollObstacle", opened.Text)
 	return opened, handed.FD(), nil
 }
@@ -160,7 +160,8 @@ func (s *session) openDevice(m *wire.Open) (_ wire.Message, fd int, err error) {
 const kickRing = 2
 
 // kick makes a second socket on the queue of a device that this connection has open. It is the pod's alone: the agent
-// keeps no copy, since there is nothing to count, resume or take out of the XSKMAP.
+// keeps no copy, since there is nothing to count, resume or take out of the XSKMAP. There is one for each OPEN, not for
+// each connection: the next OPEN succeeds only when this one is closed everywhere, so a pod cannot collect them.
 func (s *session) kick(m *wire.Kick) (_ wire.Message, fd int, err error) {
 	device, err := s.device(m.Device)
 	if err != nil {
@@ -168,6 +169,10 @@ func (s *session) kick(m *wire.Kick) (_ wire.Message, fd int, err error) {
 	}
 	if _, ok := s.open[device]; !ok {
 		return nil, -1, wire.Errorf(wire.CodeState, "KICK: this connection does not have device %s open", device)
+	}
+	if !s.mayKick[device] {
+		return nil, -1, wire.Errorf(wire.CodeState, "KICK: device %s has had its second socket, or was resumed: there is one for each OPEN",
+			device)
 	}
 	if !s.zeroCopy {
 		return nil, -1, wire.Errorf(wire.CodeState, "KICK: the socket of device %s is in copy mode, where a socket sends only what is on "+
@@ -188,6 +193,7 @@ func (s *session) kick(m *wire.Kick) (_ wire.Message, fd int, err error) {
 	if err != nil {
 		return nil, -1, errors.Join(err, socket.Close())
 	}
+	delete(s.mayKick, device)
 	return &wire.Kicked{Device: m.Device, TX: kickRing}, socket.FD(), nil
 }
 

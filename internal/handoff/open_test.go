@@ -195,6 +195,8 @@ func TestForeignSocketsAreNeitherJoinedNorResumed(t *testing.T) {
 		t.Errorf("the pod's own socket: %+v", m)
 	}
 	c.refused(&wire.Resume{Device: 0}, ofA.FD(), wire.CodeBusy, "already open")
+	// Otherwise a pod could have any number of second sockets, by connecting again and again.
+	c.refused(&wire.Kick{Device: 0}, -1, wire.CodeState, "one for each OPEN")
 	if !n.Leases.IsOpen(handofftest.Device(0)) {
 		t.Error("the resumed device is not open")
 	}

@@ -39,6 +39,7 @@ type session struct {
 	group    uint64            // cookie of the socket that has or had the UMEM first; 0: no UMEM
 	zeroCopy bool              // of the UMEM
 	open     map[string]uint64 // epoch by device
+	mayKick  map[string]bool   // devices that were opened on this connection and have no kick socket
 
 	last  int // what came with the request that ended the connection, or -1
 	ended sync.Once
@@ -47,7 +48,7 @@ type session struct {
 func newSession(s *Server, e *endpoint, a Allocation, conn *wire.Conn) *session {
 	return &session{
 		leases: s.leases, deadlines: s.deadlines, endpoint: e, allocation: a, conn: conn,
-		open: make(map[string]uint64), last: -1,
+		open: make(map[string]uint64), mayKick: make(map[string]bool), last: -1,
 	}
 }
 
@@ -183,6 +184,7 @@ func (s *session) answer(r wire.Received) (wire.Message, int, error) {
 		if epoch, ok := s.open[device]; ok {
 			s.leases.Closed(device, epoch, true)
 			delete(s.open, device)
+			delete(s.mayKick, device)
 		}
 		return &wire.Closed{Device: m.Device}, -1, nil
 	}
