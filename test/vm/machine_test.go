@@ -24,7 +24,7 @@ import (
 const (
 	queues = 4
 	// machineTime is when a machine is given up; its guest gives up earlier.
-	machineTime = 5 * time.Minute
+	machineTime = 7 * time.Minute
 	memory      = "512"
 )
 
@@ -66,7 +66,7 @@ type machine struct {
 	console string // file with what the kernel said
 }
 
-// start prepares the NICs.
+// newMachine makes the taps of a machine.
 func newMachine(k kernel, number int, dir string) (_ *machine, err error) {
 	m := &machine{kernel: k, number: number, ports: make(map[string]*traffic.Port), console: filepath.Join(dir, "console")}
 	defer func() {
@@ -190,12 +190,11 @@ func (m *machine) run(ctx context.Context, initramfs string) (rows []report.Row,
 		cancel() // kills QEMU, if the guest has not powered off
 	}
 	_, _ = io.Copy(io.Discard, out)
-	waitErr := cmd.Wait()
-	switch {
+	switch err := cmd.Wait(); {
 	case readErr != nil:
 		return rows, readErr
 	case !done:
-		return rows, fmt.Errorf("the guest ended without a word (QEMU: %v; %s; console:\n%s)", waitErr, &stderr, m.tail())
+		return rows, fmt.Errorf("the guest ended without a word: QEMU: %w; %s; console:\n%s", errors.Join(err, ctx.Err()), &stderr, m.tail())
 	}
 	return rows, nil
 }

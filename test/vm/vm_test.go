@@ -8,8 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"text/tabwriter"
 
 	"github.com/afxdp-project/afxdp/internal/testutil"
 	"github.com/afxdp-project/afxdp/test/vm/matrix"
@@ -59,6 +61,7 @@ func TestKernelsAndDriversAreAsTheMatrixSays(t *testing.T) {
 				mu.Lock()
 				rows = append(rows, got...)
 				mu.Unlock()
+				t.Logf("Linux %s\n%s", k.version, summary(got))
 				for _, fault := range want.Check(class, got) {
 					t.Error(fault)
 				}
@@ -121,4 +124,29 @@ func sortRows(rows []report.Row) {
 		ka, kb := key(a), key(b)
 		return slices.Compare(ka[:], kb[:])
 	})
+}
+
+// summary tells the rows in few words.
+func summary(rows []report.Row) string {
+	sortRows(rows)
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(w, "driver\tmode\tbound\treceived\tcompleted\tinterrupts\tbusy polling")
+	for _, r := range rows {
+		if r.Refusal != "" {
+			_, _ = fmt.Fprintf(w, "%s\t%s\trefused: %.100s\n", r.Driver, r.Mode, r.Refusal)
+			continue
+		}
+		interrupts, busy := "-", "-"
+		if i := r.Interrupts; i != nil {
+			interrupts = fmt.Sprintf("%d -> %d", i.Before, i.After)
+		}
+		if p := r.BusyPoll; p != nil {
+			busy = map[bool]string{true: "active", false: "inactive"}[p.Active]
+		}
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d of %d\t%s\t%s\n", r.Driver, r.Mode, r.Bound, r.RX.Received, r.TX.Completed,
+			r.TX.Sent, interrupts, busy)
+	}
+	_ = w.Flush()
+	return b.String()
 }

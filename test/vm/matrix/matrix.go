@@ -2,6 +2,7 @@
 package matrix
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -40,7 +41,9 @@ func Read(path string) (m Matrix, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal(data, &m); err != nil {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&m); err != nil {
 		return nil, fmt.Errorf("decode %s: %w", path, err)
 	}
 	return m, nil
