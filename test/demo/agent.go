@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -42,8 +43,9 @@ func startAgent() (*agent, error) {
 	}
 	defer log.Close()
 	a := &agent{ended: make(chan struct{})}
-	a.cmd = exec.Command(filepath.Join(binDir, "afxdp-deviceplugin"),
+	a.cmd = exec.Command("/proc/self/exe", filepath.Join(binDir, "afxdp-deviceplugin"),
 		"--config", configFile, "--kubelet-root", kubeletRoot, "--run-dir", runDir, "--pin-dir", pinDir)
+	a.cmd.Args[0] = roleAgent
 	a.cmd.Stdout, a.cmd.Stderr = log, log
 	if err := a.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the agent: %w", err)
@@ -53,6 +55,34 @@ func startAgent() (*agent, error) {
 		close(a.ended)
 	}()
 	return a, nil
+}
+
+// agentCaps are all that the agent is documented to need, as root.
+var agentCaps = []uintptr{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_IPC_LOCK, unix.CAP_BPF}
+
+// agentMain becomes the program args with agentCaps and no others: of root, exec permits what the bounding set has.
+func agentMain(args []string) error {
+	runtime.LockOSThread()
+	if err := boundCapabilities(agentCaps...); err != nil {
+		return err
+	}
+	return unix.Exec(args[0], args, os.Environ())
+}
+
+// hasAgentCaps returns an error unless the agent runs with agentCaps.
+func (a *agent) hasAgentCaps() error {
+	r, err := rightsOf(a.cmd.Process.Pid)
+	if err != nil {
+		return err
+	}
+	var want uint64
+	for _, c := range agentCaps {
+		want |= 1 << c
+	}
+	if r.uid != 0 || r.caps != want {
+		return fmt.Errorf("the agent runs with uid %d and capabilities %016x, not with 0 and %016x", r.uid, r.caps, want)
+	}
+	return nil
 }
 
 // kill kills the agent with SIGKILL and waits for its end.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -140,14 +141,8 @@ func dropRights() error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return fmt.Errorf("clear ambient capabilities: %w", err)
 	}
-	for c := uintptr(0); ; c++ {
-		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
-		if errors.Is(err, unix.EINVAL) && c > 0 {
-			break // beyond the last one
-		}
-		if err != nil {
-			return fmt.Errorf("drop capability %d from the bounding set: %w", c, err)
-		}
+	if err := boundCapabilities(); err != nil {
+		return err
 	}
 	if err := unix.Setgroups(nil); err != nil {
 		return fmt.Errorf("clear groups: %w", err)
@@ -168,4 +163,20 @@ func dropRights() error {
 		return fmt.Errorf("set no_new_privs: %w", err)
 	}
 	return nil
+}
+
+// boundCapabilities drops all capabilities but those in keep from the calling thread's bounding set.
+func boundCapabilities(keep ...uintptr) error {
+	for c := uintptr(0); ; c++ {
+		if slices.Contains(keep, c) {
+			continue
+		}
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
+		if errors.Is(err, unix.EINVAL) && c > 0 {
+			return nil // beyond the last one
+		}
+		if err != nil {
+			return fmt.Errorf("drop capability %d from the bounding set: %w", c, err)
+		}
+	}
 }

@@ -18,6 +18,7 @@ import (
 // The program starts itself in three roles, which it knows by the name that it is called.
 const (
 	roleNode      = "demo-node"      // in the namespaces of the node
+	roleAgent     = "demo-agent"     // becomes the agent, with the capabilities that it needs
 	roleContainer = "demo-container" // sets up the pod's container and becomes its program
 )
 
@@ -33,6 +34,9 @@ func main() {
 	switch os.Args[0] {
 	case roleNode:
 		os.Exit(nodeMain(os.Args[1:]))
+	case roleAgent:
+		fmt.Fprintln(os.Stderr, "start the agent:", agentMain(os.Args[1:])) // it returns only when it fails
+		os.Exit(1)
 	case roleContainer:
 		fmt.Fprintln(os.Stderr, "set up the container:", containerMain()) // it returns only when it fails
 		os.Exit(1)

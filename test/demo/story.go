@@ -124,7 +124,11 @@ func (s *story) startAgent(ctx context.Context) (err error) {
 	if err := s.kubelet.WaitHealthy(ctx, resource, podQueues); err != nil {
 		return err
 	}
-	s.screen.step("agent (pid %d): registered %s with kubelet, %d healthy devices", s.agent.cmd.Process.Pid, resource, podQueues)
+	if err := s.agent.hasAgentCaps(); err != nil {
+		return err
+	}
+	s.screen.step("agent (pid %d, with NET_ADMIN, NET_RAW, IPC_LOCK and BPF only): registered %s with kubelet, %d healthy devices",
+		s.agent.cmd.Process.Pid, resource, podQueues)
 	return nil
 }
 
