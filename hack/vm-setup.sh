@@ -80,7 +80,7 @@ suite() {
 	shift 2
 	"$command" -o Dir::Etc::sourcelist="$dir/suite.sources" -o Dir::Etc::sourceparts=- -o Dir::State::lists="$dir/lists" \
 		-o Dir::Cache="$dir/cache" -o APT::Default-Release= -o APT::Get::List-Cleanup=0 -o APT::Sandbox::User=root \
-		-o Acquire::Retries=2 "$@"
+		-o APT::Update::Error-Mode=any -o Acquire::Retries=2 "$@"
 }
 
 # open_suite SUITE: has apt know SUITE. Its answer is kept, also a no.
@@ -91,11 +91,23 @@ open_suite() {
 		mkdir -p "$dir/lists/partial" "$dir/cache/archives/partial"
 		sources "$1" >"$dir/suite.sources"
 		opened[$1]=no
-		if [ -s "$dir/suite.sources" ] && suite "$1" apt-get update -qq >"$dir/log" 2>&1; then
+		if [ ! -s "$dir/suite.sources" ]; then
+			say "suite $1: apt's sources name no mirror for $codename"
+		elif suite "$1" apt-get update -qq >"$dir/log" 2>&1; then
 			opened[$1]=yes
+		else
+			say "suite $1: $(grep -m1 -E '^(E|W|Err)' "$dir/log" | tr '\n' ' ')"
 		fi
 	fi
 	[ "${opened[$1]}" = yes ]
+}
+
+# answers SUITE...: says which of them the mirror has.
+answers() {
+	local s
+	for s in "$@"; do
+		[ "${opened[$s]-}" = yes ] && printf '%s ' "$s" || printf '%s (not had) ' "$s"
+	done
 }
 
 # download SUITE DIR PACKAGE...: downloads packages into DIR.
@@ -186,7 +198,7 @@ kernel() {
 	done
 	if [ -z "$best" ]; then
 		[ -e "$dir/version" ] && return # an older one is there
-		missing "$dir" "no package linux-image-VERSION-amd64, VERSION one of $patterns, in the suites $* of the system's mirror"
+		missing "$dir" "no package linux-image-VERSION-amd64, VERSION like ${patterns//\\/}, in the suites of the system's mirror: $(answers "$@")"
 		return
 	fi
 	[ -e "$dir/version" ] && [ "$(cat "$dir/version")" = "$best" ] && return

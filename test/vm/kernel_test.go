@@ -43,23 +43,26 @@ func cacheDir() string {
 
 func qemuPath() string { return filepath.Join(cacheDir(), "qemu/qemu") }
 
-// obstacle returns why something of the cache is not there, "" when it is.
-func obstacle(path string) string {
+// have reports whether hack/vm-setup.sh has left something in the cache. missing is why it could not.
+func have(name string) (missing string, err error) {
+	path := filepath.Join(cacheDir(), name)
 	if _, err := os.Stat(path); err == nil {
-		return ""
+		return "", nil
 	}
-	if reason, err := os.ReadFile(path + ".missing"); err == nil {
-		return strings.TrimSpace(string(reason))
+	reason, err := os.ReadFile(path + ".missing")
+	if err != nil {
+		return "", fmt.Errorf("neither %s is there nor why it is not; run hack/vm-setup.sh first", path)
 	}
-	return path + " is not there; run hack/vm-setup.sh"
+	return strings.TrimSpace(string(reason)), nil
 }
 
-// findKernel returns the kernel of a class. missing says why there is none.
+// findKernel returns the kernel of a class. missing says why it could not be had.
 func findKernel(class string) (k kernel, missing string, err error) {
-	dir := filepath.Join(cacheDir(), "kernels", class)
-	if missing := obstacle(dir); missing != "" {
-		return kernel{}, missing, nil
+	name := filepath.Join("kernels", class)
+	if missing, err := have(name); missing != "" || err != nil {
+		return kernel{}, missing, err
 	}
+	dir := filepath.Join(cacheDir(), name)
 	version, err := os.ReadFile(filepath.Join(dir, "version"))
 	if err != nil {
 		return kernel{}, "", err

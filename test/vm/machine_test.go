@@ -194,7 +194,8 @@ func (m *machine) run(ctx context.Context, initramfs string) (rows []report.Row,
 	case readErr != nil:
 		return rows, readErr
 	case !done:
-		return rows, fmt.Errorf("the guest ended without a word: QEMU: %w; %s; console:\n%s", errors.Join(err, ctx.Err()), &stderr, m.tail())
+		return rows, errors.Join(fmt.Errorf("the guest ended without a word; QEMU said %q; console:\n%s", &stderr, m.tail()),
+			err, ctx.Err())
 	}
 	return rows, nil
 }

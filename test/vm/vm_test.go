@@ -28,7 +28,11 @@ const resultFile = "../../build/test-vm.json"
 
 func TestKernelsAndDriversAreAsTheMatrixSays(t *testing.T) {
 	testutil.NeedKernel(t)
-	if missing := obstacle(qemuPath()); missing != "" {
+	missing, err := have("qemu")
+	switch {
+	case err != nil:
+		t.Fatal(err)
+	case missing != "":
 		t.Skip("not run: no QEMU: " + missing)
 	}
 	p, err := build(t.Context(), t.TempDir())
@@ -39,10 +43,8 @@ func TestKernelsAndDriversAreAsTheMatrixSays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var (
-		mu   sync.Mutex
-		rows []report.Row
-	)
+	var mu sync.Mutex
+	rows := []report.Row{}
 	t.Run("kernel", func(t *testing.T) {
 		slots := make(chan struct{}, parallel)
 		for i, class := range classes {
