@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/afxdp-project/afxdp/pkg/netdev"
 )
 
 // What the head of a configuration file must say.
@@ -104,6 +106,9 @@ type BusyPoll struct {
 	// Threaded has a kernel thread poll the queue's NAPI instead of softirq. It is independent of Budget, which is
 	// usually 0 then. Settable by NAPI only (Linux 6.17). The default is false.
 	Threaded bool `yaml:"threaded"`
+	// IRQCPUs are the CPUs that serve the queue's interrupt, for applications on another one, such as "2-3". The default
+	// leaves that as it is.
+	IRQCPUs netdev.CPUs `yaml:"irqCPUs"`
 }
 
 // Enabled reports whether sockets are asked to busy-poll.

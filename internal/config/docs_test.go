@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/afxdp-project/afxdp/pkg/netdev"
 )
 
 const (
@@ -88,6 +90,7 @@ func TestExampleIsValidAndShowsEveryField(t *testing.T) {
 	}
 	want := DefaultPool()
 	want.Name, want.NICs, want.Queues = fast.Name, fast.NICs, fast.Queues
+	want.BusyPoll.IRQCPUs = fast.BusyPoll.IRQCPUs
 	if !reflect.DeepEqual(fast, want) {
 		t.Errorf("the example shows other values than the defaults:\n%+v\n%+v", fast, want)
 	}
@@ -117,7 +120,7 @@ func TestDocumentationListsEveryFieldWithItsDefault(t *testing.T) {
 				defaults[name] = "required"
 			case time.Duration:
 				defaults[name] = strings.ReplaceAll(value.String(), "µ", "u")
-			case []string, []int:
+			case []string, []int, netdev.CPUs:
 				defaults[name] = "any"
 			default:
 				defaults[name] = fmt.Sprint(value)

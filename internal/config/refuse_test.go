@@ -223,6 +223,8 @@ func TestMistakeIsRefusedWithPlaceAndReason(t *testing.T) {
 			`c.yaml:6:31: pools[0].busyPoll.groFlushTimeout: 2s is out of range: 0 to 1s`},
 		{"long suspension", onePool + "  busyPoll: {irqSuspendTimeout: 2s}\n",
 			`c.yaml:6:33: pools[0].busyPoll.irqSuspendTimeout: 2s is out of range: 0 to 1s`},
+		{"bad CPUs", onePool + "  busyPoll: {irqCPUs: 3-1}\n",
+			`c.yaml:6:23: pools[0].busyPoll.irqCPUs: "3-1" is no list of CPUs: want numbers and ranges such as 0-3,8`},
 		// limits
 		{"small UMEM", onePool + "  limits: {maxUMEM: 4095}\n",
 			`c.yaml:6:21: pools[0].limits.maxUMEM: 4095 is out of range: 4Ki to 16Gi`},

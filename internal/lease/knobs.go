@@ -1,9 +1,11 @@
 package lease
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -16,16 +18,32 @@ type knob struct {
 	Name  knobName  `json:"name"`
 	Scope knobScope `json:"scope"`
 	// Original is the value before the first change. It is written before that, and once.
-	Original uint64 `json:"original"`
+	Original setting `json:"original"`
 	// Ours are the values that we may have set, the last one last. A setting with any other value was changed by someone
 	// else since, and is left alone.
-	Ours []uint64 `json:"ours"`
+	Ours []setting `json:"ours"`
 	// Holders are the devices that want the knob, with the value each wants. The largest is set. A knob that nobody holds
 	// is put back.
-	Holders map[string]uint64 `json:"holders"`
+	Holders map[string]setting `json:"holders"`
 
 	set  bool   // to our value, so that another one is someone else's
 	napi uint32 // the NAPI that was set; one that is made anew is set again
+}
+
+// setting is the value of a knob: a number, or CPUs as netdev.CPUs has them.
+type setting string
+
+func number[T ~uint32 | ~uint64 | ~int64](n T) setting {
+	return setting(strconv.FormatUint(uint64(n), 10))
+}
+
+func (s setting) number() uint64 {
+	n, _ := strconv.ParseUint(string(s), 10, 64)
+	return n
+}
+
+func compareSettings(a, b setting) int {
+	return cmp.Or(cmp.Compare(a.number(), b.number()), cmp.Compare(a, b))
 }
 
 type knobName string
@@ -35,6 +53,7 @@ const (
 	knobFlush    knobName = "gro_flush_timeout"    // ns
 	knobSuspend  knobName = "irq_suspend_timeout"  // ns; of a NAPI only
 	knobThreaded knobName = "threaded"             // netdev.ThreadedMode; of a NAPI only
+	knobIRQ      knobName = "smp_affinity"         // CPUs; of the interrupt of an rx queue's NAPI only
 )
 
 // knobScope is scopeDevice, or a queue whose NAPI is set: the first one that the NAPI serves.
@@ -60,7 +79,7 @@ type Tuning struct {
 // want is a value that settings ask of a knob.
 type want struct {
 	knob  knobName
-	value uint64
+	value setting
 	// must says that without the knob the lease cannot be; else it is told of in Tuning.Missing.
 	must bool
 }
@@ -69,15 +88,26 @@ type want struct {
 func wanted(s Settings) []want {
 	var all []want
 	if s.BusyPollBudget > 0 {
-		all = append(all, want{knobDefer, uint64(s.DeferHardIRQs), true}, want{knobFlush, uint64(s.GROFlushTimeout), true})
+		all = append(all, want{knobDefer, number(s.DeferHardIRQs), true}, want{knobFlush, number(s.GROFlushTimeout), true})
 	}
 	if s.IRQSuspendTimeout > 0 {
-		all = append(all, want{knobSuspend, uint64(s.IRQSuspendTimeout), false})
+		all = append(all, want{knobSuspend, number(s.IRQSuspendTimeout), false})
 	}
 	if s.Threaded {
-		all = append(all, want{knobThreaded, uint64(netdev.ThreadedOn), false})
+		all = append(all, want{knobThreaded, number(netdev.ThreadedOn), false})
+	}
+	if s.IRQCPUs != "" {
+		all = append(all, want{knobIRQ, setting(s.IRQCPUs), false})
 	}
 	return all
+}
+
+// scopesOf returns where a knob of a queue is, given where its NAPIs are tuned.
+func (n knobName) scopesOf(queue int, tuned []knobScope) []knobScope {
+	if n == knobIRQ {
+		return []knobScope{{netdev.RX, queue}}
+	}
+	return tuned
 }
 
 // tune sets the knobs of a NIC to what its leases want, and puts back those that none wants any more.
@@ -127,18 +157,20 @@ func (m *Manager) hold(n *nic, link netdev.Link, l *lease) error {
 		_, holds := k.Holders[device]
 		return !holds
 	})
-	if scopes[0] == scopeDevice && slices.ContainsFunc(held, func(k *knob) bool { return k.Scope != scopeDevice }) {
+	if scopes[0] == scopeDevice && slices.ContainsFunc(held, func(k *knob) bool {
+		return k.Scope != scopeDevice && k.Name != knobIRQ
+	}) {
 		return nil // the driver is just making the NAPIs anew
 	}
 	for _, k := range held {
-		if !slices.Contains(scopes, k.Scope) {
+		if !slices.Contains(k.Name.scopesOf(l.doc.Queue, scopes), k.Scope) {
 			n.letGo(k, device)
 		}
 	}
-	for _, scope := range scopes {
-		for _, w := range want {
+	for _, w := range want {
+		for _, scope := range w.knob.scopesOf(l.doc.Queue, scopes) {
 			k, err := m.knob(n, link, w.knob, scope)
-			if !w.must && errors.Is(err, netdev.ErrUnsupported) {
+			if !w.must && (errors.Is(err, netdev.ErrUnsupported) || errors.Is(err, errNoNAPI)) {
 				continue
 			}
 			if err != nil {
@@ -161,10 +193,14 @@ func (m *Manager) knob(n *nic, link netdev.Link, name knobName, scope knobScope)
 		}
 	}
 	original, _, err := m.readKnob(link, name, scope)
+	if err == nil && name == knobIRQ {
+		// The kernel refuses to move interrupts that it manages itself: found out by setting what is set already.
+		err = m.writeUnchecked(link, name, scope, original)
+	}
 	if err != nil {
 		return nil, err
 	}
-	k := &knob{Name: name, Scope: scope, Original: original, Holders: make(map[string]uint64)}
+	k := &knob{Name: name, Scope: scope, Original: original, Holders: make(map[string]setting)}
 	n.doc.Knobs = append(n.doc.Knobs, k)
 	return k, nil
 }
@@ -180,8 +216,8 @@ func (n *nic) intend(k *knob) {
 	if len(k.Holders) == 0 {
 		return
 	}
-	value := slices.Max(slices.Collect(maps.Values(k.Holders)))
-	k.Ours = append(slices.DeleteFunc(k.Ours, func(v uint64) bool { return v == value }), value)
+	value := slices.MaxFunc(slices.Collect(maps.Values(k.Holders)), compareSettings)
+	k.Ours = append(slices.DeleteFunc(k.Ours, func(v setting) bool { return v == value }), value)
 }
 
 // settle sets the knobs that are held, and puts back those that are not, the last one first.
@@ -236,7 +272,7 @@ func (m *Manager) apply(link netdev.Link, k *knob) error {
 			return err
 		}
 	}
-	k.Ours, k.set, k.napi = []uint64{value}, true, napi
+	k.Ours, k.set, k.napi = []setting{value}, true, napi
 	return nil
 }
 
@@ -247,7 +283,7 @@ func (m *Manager) restore(link netdev.Link, k *knob) (done bool, err error) {
 	switch {
 	case errors.Is(err, errNoNAPI):
 		return link.Up, nil
-	case errors.Is(err, netdev.ErrNoDevice):
+	case errors.Is(err, netdev.ErrNoDevice), errors.Is(err, netdev.ErrUnsupported):
 		return true, nil
 	case err != nil:
 		return false, err
@@ -297,10 +333,11 @@ func (m *Manager) tuning(link netdev.Link, l *lease) (Tuning, error) {
 	}
 	t.Deferral = l.doc.Settings.BusyPollBudget > 0
 	var missing []string
-	for i, scope := range scopes {
-		for _, w := range want {
+	for _, w := range want {
+		for i, scope := range w.knob.scopesOf(l.doc.Queue, scopes) {
 			now, _, err := m.readKnob(link, w.knob, scope)
-			if !w.must && errors.Is(err, netdev.ErrUnsupported) {
+			unable := errors.Is(err, netdev.ErrUnsupported) || errors.Is(err, errNoNAPI) || err == nil && w.knob == knobIRQ && now != w.value
+			if !w.must && unable {
 				if i == 0 {
 					missing = append(missing, string(w.knob))
 				}
@@ -310,14 +347,14 @@ func (m *Manager) tuning(link netdev.Link, l *lease) (Tuning, error) {
 				return Tuning{}, err
 			}
 			if w.must { // the two that defer interrupts
-				t.Deferral = t.Deferral && now > 0 && now >= w.value
+				t.Deferral = t.Deferral && now.number() > 0 && now.number() >= w.value.number()
 			}
 			switch {
 			case i > 0: // what is told is the rx queue's
 			case w.knob == knobDefer:
-				t.DeferHardIRQs = uint32(now)
+				t.DeferHardIRQs = uint32(now.number())
 			case w.knob == knobFlush:
-				t.GROFlushTimeout = time.Duration(now)
+				t.GROFlushTimeout = time.Duration(now.number())
 			}
 		}
 	}

@@ -76,28 +76,33 @@ func (m *Manager) settable(id uint32) (bool, error) {
 }
 
 // readKnob reads a setting from the kernel, with the NAPI that has it, or 0.
-func (m *Manager) readKnob(link netdev.Link, name knobName, scope knobScope) (value uint64, napi uint32, err error) {
+func (m *Manager) readKnob(link netdev.Link, name knobName, scope knobScope) (value setting, napi uint32, err error) {
 	if scope == scopeDevice {
 		s, err := m.config.NICs.DeviceSettings(link.Index)
 		if err != nil {
-			return 0, 0, fmt.Errorf("read %s of %s: %w", name, link.Name, err)
+			return "", 0, fmt.Errorf("read %s of %s: %w", name, link.Name, err)
 		}
 		value, ok := get(name, netdev.NAPISettings{DeferHardIRQs: s.DeferHardIRQs, GROFlushTimeout: s.GROFlushTimeout})
 		if !ok {
-			return 0, 0, fmt.Errorf("read %s of %s: %w for the whole device", name, link.Name, netdev.ErrUnsupported)
+			return "", 0, fmt.Errorf("read %s of %s: %w for the whole device", name, link.Name, netdev.ErrUnsupported)
 		}
 		return value, 0, nil
 	}
 	queues, err := m.queues(link)
 	if err != nil {
-		return 0, 0, err
+		return "", 0, err
 	}
 	id := napiOf(queues, scope)
 	if id == 0 {
-		return 0, 0, fmt.Errorf("read %s of %s queue %d: %w", name, link.Name, scope.Queue, errNoNAPI)
+		return "", 0, fmt.Errorf("read %s of %s queue %d: %w", name, link.Name, scope.Queue, errNoNAPI)
 	}
 	found, err := m.config.napis.NAPI(id)
 	value, ok := get(name, found.Settings)
+	if name == knobIRQ && err == nil && found.IRQ >= 0 {
+		var cpus netdev.CPUs
+		cpus, err = m.config.napis.IRQAffinity(found.IRQ)
+		value, ok = setting(cpus), err == nil
+	}
 	switch {
 	case errors.Is(err, netdev.ErrNoNAPI):
 		err = fmt.Errorf("%w: %w", errNoNAPI, err)
@@ -106,26 +111,26 @@ func (m *Manager) readKnob(link netdev.Link, name knobName, scope knobScope) (va
 	case err == nil:
 		err = netdev.ErrUnsupported
 	}
-	return 0, 0, fmt.Errorf("read %s of %s queue %d: %w", name, link.Name, scope.Queue, err)
+	return "", 0, fmt.Errorf("read %s of %s queue %d: %w", name, link.Name, scope.Queue, err)
 }
 
 // writeKnob sets a setting and reads it back: a write that is cut or ignored must not go unnoticed.
-func (m *Manager) writeKnob(link netdev.Link, name knobName, scope knobScope, value uint64) error {
+func (m *Manager) writeKnob(link netdev.Link, name knobName, scope knobScope, value setting) error {
 	if err := m.writeUnchecked(link, name, scope, value); err != nil {
-		return fmt.Errorf("set %s of %s to %d: %w", name, link.Name, value, err)
+		return fmt.Errorf("set %s of %s to %s: %w", name, link.Name, value, err)
 	}
 	now, _, err := m.readKnob(link, name, scope)
 	if err != nil {
 		return err
 	}
 	if now != value {
-		return fmt.Errorf("set %s of %s to %d: the kernel shows %d afterwards", name, link.Name, value, now)
+		return fmt.Errorf("set %s of %s to %s: the kernel shows %s afterwards", name, link.Name, value, now)
 	}
 	return nil
 }
 
-func (m *Manager) writeUnchecked(link netdev.Link, name knobName, scope knobScope, value uint64) error {
-	s := change(name, value)
+func (m *Manager) writeUnchecked(link netdev.Link, name knobName, scope knobScope, value setting) error {
+	s := change(name, value.number())
 	if scope == scopeDevice {
 		return m.config.NICs.SetDeviceSettings(link.Index, netdev.DeviceSettings{
 			DeferHardIRQs: s.DeferHardIRQs, GROFlushTimeout: s.GROFlushTimeout,
@@ -139,20 +144,27 @@ func (m *Manager) writeUnchecked(link netdev.Link, name knobName, scope knobScop
 	if id == 0 {
 		return errNoNAPI
 	}
+	if name == knobIRQ {
+		found, err := m.config.napis.NAPI(id)
+		if err != nil {
+			return err
+		}
+		return m.config.napis.SetIRQAffinity(found.IRQ, netdev.CPUs(value))
+	}
 	return m.config.napis.SetNAPI(id, s)
 }
 
 // get returns the value of a knob among settings, if it is there.
-func get(name knobName, s netdev.NAPISettings) (value uint64, ok bool) {
+func get(name knobName, s netdev.NAPISettings) (value setting, ok bool) {
 	var timeout *time.Duration
 	switch name {
 	case knobDefer:
 		if s.DeferHardIRQs != nil {
-			return uint64(*s.DeferHardIRQs), true
+			return number(*s.DeferHardIRQs), true
 		}
 	case knobThreaded:
 		if s.Threaded != nil {
-			return uint64(*s.Threaded), true
+			return number(*s.Threaded), true
 		}
 	case knobFlush:
 		timeout = s.GROFlushTimeout
@@ -160,9 +172,9 @@ func get(name knobName, s netdev.NAPISettings) (value uint64, ok bool) {
 		timeout = s.IRQSuspendTimeout
 	}
 	if timeout != nil {
-		return uint64(*timeout), true
+		return number(*timeout), true
 	}
-	return 0, false
+	return "", false
 }
 
 // change returns settings that change one knob.

@@ -35,6 +35,8 @@ type napis interface {
 	Queues(index int) ([]netdev.Queue, error)
 	NAPI(id uint32) (netdev.NAPI, error)
 	SetNAPI(id uint32, s netdev.NAPISettings) error
+	IRQAffinity(irq int) (netdev.CPUs, error)
+	SetIRQAffinity(irq int, cpus netdev.CPUs) error
 }
 
 // Manager is the one writer of journal and NICs. Its methods may be called from any goroutine.

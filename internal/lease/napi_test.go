@@ -19,6 +19,8 @@ type fakeNAPIs struct {
 	older    bool                    // it has no settings by NAPI
 	old      bool                    // it has no threaded and no irq-suspend-timeout by NAPI
 	deaf     bool                    // the driver ignores what is set
+	cpus     map[int]netdev.CPUs     // by interrupt, which a NAPI has by its own number
+	managed  bool                    // the kernel moves no interrupt for us
 }
 
 type fakeSettings struct {
@@ -41,13 +43,29 @@ func (f *fakeNAPIs) NAPI(id uint32) (netdev.NAPI, error) {
 		return netdev.NAPI{}, fmt.Errorf("read NAPI %d: %w", id, netdev.ErrNoNAPI)
 	}
 	if f.older {
-		return netdev.NAPI{ID: id}, nil
+		return netdev.NAPI{ID: id, IRQ: int(id)}, nil
 	}
 	settings := netdev.NAPISettings{DeferHardIRQs: &s.deferral, GROFlushTimeout: &s.flush}
 	if !f.old {
 		settings.IRQSuspendTimeout, settings.Threaded = &s.suspend, &s.threaded
 	}
-	return netdev.NAPI{ID: id, Settings: settings}, nil
+	return netdev.NAPI{ID: id, IRQ: int(id), Settings: settings}, nil
+}
+
+func (f *fakeNAPIs) IRQAffinity(irq int) (netdev.CPUs, error) {
+	cpus, ok := f.cpus[irq]
+	if !ok {
+		return "", fmt.Errorf("interrupt %d: %w", irq, netdev.ErrUnsupported)
+	}
+	return cpus, nil
+}
+
+func (f *fakeNAPIs) SetIRQAffinity(irq int, cpus netdev.CPUs) error {
+	if _, ok := f.cpus[irq]; !ok || f.managed {
+		return fmt.Errorf("interrupt %d: %w", irq, netdev.ErrUnsupported)
+	}
+	f.cpus[irq] = cpus
+	return nil
 }
 
 func (f *fakeNAPIs) SetNAPI(id uint32, change netdev.NAPISettings) error {
@@ -292,14 +310,53 @@ func TestSettingsThatTheKernelDoesNotHaveAreTold(t *testing.T) {
 			age(f)
 			r := n.request(alice, 1)
 			s := &r.Devices[0].Settings
-			s.Threaded, s.IRQSuspendTimeout = true, 20*time.Millisecond
+			s.Threaded, s.IRQSuspendTimeout, s.IRQCPUs = true, 20*time.Millisecond, "2-3"
 			n.ok(n.Activate(r))
 			g, err := n.Grant(deviceID(1), alice.cookie)
-			if err != nil || !g.Tuning.Deferral || g.Tuning.Missing != "irq_suspend_timeout, threaded" {
+			if err != nil || !g.Tuning.Deferral || g.Tuning.Missing != "irq_suspend_timeout, threaded, smp_affinity" {
 				t.Errorf("a grant tells %+v, %v", g.Tuning, err)
 			}
 			n.del(alice)
 			f.want(t, "at the end", map[uint32]fakeSettings{11: operators, 12: operators, 13: operators, 14: operators})
 		})
 	}
+}
+
+// Two cores: the application on one, the queue's interrupt on another.
+func TestInterruptOfTheQueueIsMovedAndMovedBack(t *testing.T) {
+	for name, age := range map[string]func(*fakeNAPIs){
+		"settings by NAPI": func(*fakeNAPIs) {}, "no settings by NAPI": func(f *fakeNAPIs) { f.older = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, f := napiNode(t, operators, 11, 12, 13, 14)
+			age(f)
+			f.cpus = map[int]netdev.CPUs{11: "0-7", 12: "0-7", 13: "0-7", 14: "0-7"}
+			before := maps.Clone(f.cpus)
+			r := n.request(alice, 1)
+			s := &r.Devices[0].Settings
+			s.BusyPollBudget, s.IRQCPUs = 0, "2-3"
+			n.ok(n.Activate(r))
+			n.ok(n.Retune())
+			if want := (map[int]netdev.CPUs{11: "0-7", 12: "2-3", 13: "0-7", 14: "0-7"}); !maps.Equal(f.cpus, want) {
+				t.Errorf("leased: %v, want %v", f.cpus, want)
+			}
+			n.restart()
+			n.del(alice)
+			if !maps.Equal(f.cpus, before) {
+				t.Errorf("at the end: %v, want %v", f.cpus, before)
+			}
+		})
+	}
+}
+
+func TestInterruptThatTheKernelManagesIsTold(t *testing.T) {
+	n, f := napiNode(t, operators, 11, 12, 13, 14)
+	f.cpus, f.managed = map[int]netdev.CPUs{12: "0-7"}, true
+	r := n.request(alice, 1)
+	r.Devices[0].Settings.IRQCPUs = "2-3"
+	n.ok(n.Activate(r))
+	if g, err := n.Grant(deviceID(1), alice.cookie); err != nil || !g.Tuning.Deferral || g.Tuning.Missing != "smp_affinity" {
+		t.Errorf("a grant tells %+v, %v", g.Tuning, err)
+	}
+	n.del(alice)
 }

@@ -42,6 +42,16 @@ func ParseCPUs(s string) (CPUs, error) {
 	return makeCPUs(all), nil
 }
 
+// UnmarshalText reads what [ParseCPUs] does.
+func (c *CPUs) UnmarshalText(text []byte) error {
+	v, err := ParseCPUs(string(text))
+	if err != nil {
+		return err
+	}
+	*c = v
+	return nil
+}
+
 func makeCPUs(all []int) CPUs {
 	slices.Sort(all)
 	all = slices.Compact(all)
