@@ -26,8 +26,9 @@ func (s *session) negotiate(m *wire.Open, g lease.Grant, socket *xsk.Socket) (*w
 		DeferHardIRQs: g.Tuning.DeferHardIRQs, GROFlushTimeout: uint64(g.Tuning.GROFlushTimeout),
 	}}
 	for flag, set := range map[wire.SocketFlags]bool{
-		wire.SocketZeroCopy: zeroCopy, wire.SocketNeedWakeup: g.Settings.NeedWakeup, wire.SocketMultiBuffer: g.Settings.MultiBuffer,
-		wire.SocketDeferral: g.Tuning.Deferral, wire.SocketNAPIKnown: g.Tuning.NAPIKnown,
+		wire.SocketZeroCopy: zeroCopy, wire.SocketNeedWakeup: g.Settings.NeedWakeup,
+		wire.SocketMultiBuffer: g.Settings.MultiBuffer,
+		wire.SocketDeferral:    g.Tuning.Deferral, wire.SocketNAPIKnown: g.Tuning.NAPIKnown,
 		wire.SocketSeparateNAPI: g.Tuning.RXNAPI != 0 && g.Tuning.TXNAPI != 0 && g.Tuning.RXNAPI != g.Tuning.TXNAPI,
 	} {
 		if set {
@@ -36,8 +37,8 @@ func (s *session) negotiate(m *wire.Open, g lease.Grant, socket *xsk.Socket) (*w
 	}
 	o.Text = s.setBusyPoll(o, m, g, socket)
 	if g.Tuning.Missing != "" {
-		o.Text = strings.TrimPrefix(o.Text+"; ", "; ") + "not set, since kernel or driver have it for the whole NIC only, if at all: " +
-			g.Tuning.Missing
+		o.Text = strings.TrimPrefix(o.Text+"; ", "; ") +
+			"not set, since kernel or driver have it for the whole NIC only, if at all: " + g.Tuning.Missing
 	}
 	return o, lease.Socket{Cookie: cookie, Group: s.group, ZeroCopy: zeroCopy}, nil
 }

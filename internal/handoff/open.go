@@ -31,7 +31,8 @@ func (s *session) register(m *wire.UMEM, fd int) (wire.Message, error) {
 	case m.Flags&wire.UMEMZeroCopyOff != 0:
 		zeroCopy = false
 	case m.Flags&wire.UMEMZeroCopyRequire != 0 && !zeroCopy:
-		return nil, wire.Errorf(wire.CodeUnsupported, "zero-copy is required, but not all devices of the pod have it: %s", obstacle)
+		return nil, wire.Errorf(wire.CodeUnsupported,
+			"zero-copy is required, but not all devices of the pod have it: %s", obstacle)
 	}
 	socket, err := registerUMEM(fd, m, maxBytes, maxFrames)
 	if err != nil {
@@ -102,8 +103,8 @@ func (s *session) resume(m *wire.Resume, fd int) (wire.Message, error) {
 	return &wire.Resumed{Device: m.Device, Epoch: l.Epoch}, nil
 }
 
-// openDevice makes the socket of a device. The answer carries a descriptor of its own: the lease manager's can be closed
-// at any time, by the end of the lease, and its number be another file's then.
+// openDevice makes the socket of a device. The answer carries a descriptor of its own: the lease manager's can be
+// closed at any time, by the end of the lease, and its number be another file's then.
 func (s *session) openDevice(m *wire.Open) (_ wire.Message, fd int, err error) {
 	device, err := s.device(m.Device)
 	if err != nil {
@@ -171,12 +172,14 @@ func (s *session) kick(m *wire.Kick) (_ wire.Message, fd int, err error) {
 		return nil, -1, wire.Errorf(wire.CodeState, "KICK: this connection does not have device %s open", device)
 	}
 	if !s.mayKick[device] {
-		return nil, -1, wire.Errorf(wire.CodeState, "KICK: device %s has had its second socket, or was resumed: there is one for each OPEN",
+		return nil, -1, wire.Errorf(wire.CodeState,
+			"KICK: device %s has had its second socket, or was resumed: there is one for each OPEN",
 			device)
 	}
 	if !s.zeroCopy {
-		return nil, -1, wire.Errorf(wire.CodeState, "KICK: the socket of device %s is in copy mode, where a socket sends only what is on "+
-			"its own ring", device)
+		return nil, -1, wire.Errorf(wire.CodeState,
+			"KICK: the socket of device %s is in copy mode, where a socket sends only what is on "+
+				"its own ring", device)
 	}
 	first, at, err := s.leases.Socket(device, s.cookie)
 	if err != nil {
@@ -200,7 +203,8 @@ func (s *session) kick(m *wire.Kick) (_ wire.Message, fd int, err error) {
 func ringSizes(m *wire.Open, limit uint32) (xsk.RingSizes, error) {
 	sizes := xsk.RingSizes{Fill: m.Fill, Completion: m.Completion, RX: m.RX, TX: m.TX}
 	if largest := max(m.Fill, m.Completion, m.RX, m.TX); largest > limit {
-		return sizes, wire.Errorf(wire.CodeLimit, "a ring of %d entries is larger than the pool's limit of %d", largest, limit)
+		return sizes, wire.Errorf(wire.CodeLimit,
+			"a ring of %d entries is larger than the pool's limit of %d", largest, limit)
 	}
 	if err := sizes.Validate(); err != nil {
 		return sizes, wire.Errorf(wire.CodeInvalid, "OPEN: %v", err)
@@ -217,10 +221,12 @@ func ringSizes(m *wire.Open, limit uint32) (xsk.RingSizes, error) {
 func (s *session) checkPool(g lease.Grant) error {
 	switch own := g.Settings; {
 	case own.ZeroCopy == lease.ZeroCopyRequire && !s.zeroCopy:
-		return wire.Errorf(wire.CodeUnsupported, "pool %s requires zero-copy, but the sockets of this UMEM are in copy mode: the client "+
-			"asked for that, or not all devices of the pod can", own.Pool)
+		return wire.Errorf(wire.CodeUnsupported,
+			"pool %s requires zero-copy, but the sockets of this UMEM are in copy mode: the client "+
+				"asked for that, or not all devices of the pod can", own.Pool)
 	case own.ZeroCopy == lease.ZeroCopyNever && s.zeroCopy:
-		return wire.Errorf(wire.CodeUnsupported, "pool %s has zeroCopy: never, but the sockets of this UMEM are zero-copy", own.Pool)
+		return wire.Errorf(wire.CodeUnsupported,
+			"pool %s has zeroCopy: never, but the sockets of this UMEM are zero-copy", own.Pool)
 	}
 	if s.first != nil {
 		return nil
@@ -230,8 +236,9 @@ func (s *session) checkPool(g lease.Grant) error {
 			continue
 		}
 		if other := l.Settings; other.NeedWakeup != g.Settings.NeedWakeup || other.MultiBuffer != g.Settings.MultiBuffer {
-			return wire.Errorf(wire.CodeUnsupported, "pools %s and %s differ in needWakeup or multiBuffer, so their devices cannot share "+
-				"a UMEM", other.Pool, g.Settings.Pool)
+			return wire.Errorf(wire.CodeUnsupported,
+				"pools %s and %s differ in needWakeup or multiBuffer, so their devices cannot share "+
+					"a UMEM", other.Pool, g.Settings.Pool)
 		}
 	}
 	return nil
@@ -266,7 +273,9 @@ func (s *session) bind(g lease.Grant, sizes xsk.RingSizes, deadline time.Time) (
 	}
 	if err != nil {
 		if errors.Is(err, unix.EBUSY) {
-			err = fmt.Errorf("%w; the device is leased to this pod, so it is one of its own processes, or another one on the node", err)
+			err = fmt.Errorf("%w; the device is leased to this pod, so it is one of its own processes, or another one on "+
+				"the node",
+				err)
 		}
 		return nil, errors.Join(err, socket.Close())
 	}

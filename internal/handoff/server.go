@@ -166,7 +166,8 @@ func (e *endpoint) add(c *wire.Conn) (Allocation, error) {
 		return Allocation{}, net.ErrClosed
 	}
 	if n := len(e.connections); n >= e.allocation.MaxConnections {
-		return Allocation{}, wire.Errorf(wire.CodeLimit, "the allocation has %d connections already, which is the pool's limit", n)
+		return Allocation{}, wire.Errorf(wire.CodeLimit,
+			"the allocation has %d connections already, which is the pool's limit", n)
 	}
 	e.connections[c] = struct{}{}
 	return e.allocation, nil

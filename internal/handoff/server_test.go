@@ -145,8 +145,8 @@ func TestNothingIsServedAfterClose(t *testing.T) {
 	n.Start()
 }
 
-// Invariant 6: closing a hostile descriptor blocks. The pod that sent it is answered, others are served, and nothing that
-// the agent does for them or for itself waits.
+// Invariant 6: closing a hostile descriptor blocks. The pod that sent it is answered, others are served, and nothing
+// that the agent does for them or for itself waits.
 func TestDescriptorsWhoseCloseBlocksHoldNobodyUp(t *testing.T) {
 	n := handofftest.New(t)
 	a, b := n.NewPod("a"), n.NewPod("b")

@@ -231,8 +231,9 @@ func (s *session) welcome() (*wire.Welcome, error) {
 		w.Devices = append(w.Devices, d)
 	}
 	if !leased {
-		return nil, wire.Errorf(wire.CodeNotLeased, "no device of this allocation is leased to the network namespace that the connection "+
-			"comes from: the CNI plugin has not run for the pod yet, or the lease has ended")
+		return nil, wire.Errorf(wire.CodeNotLeased,
+			"no device of this allocation is leased to the network namespace that the connection "+
+				"comes from: the CNI plugin has not run for the pod yet, or the lease has ended")
 	}
 	return w, nil
 }

@@ -134,17 +134,18 @@ func TestBrokenProtocolEndsTheConnection(t *testing.T) {
 		code      wire.Code
 		words     string
 	}{
-		"garbage first":                    {true, []byte("hello?"), nil, wire.CodeMalformed, "shorter than the header"},
-		"OPEN first":                       {true, open, nil, wire.CodeMalformed, "OPEN came before HELLO"},
-		"UMEM first":                       {true, umem, one, wire.CodeMalformed, "UMEM came before HELLO"},
-		"HELLO with an fd":                 {true, hello, one, wire.CodeMalformed, "HELLO came with a descriptor"},
-		"HELLO with 253 fds":               {true, hello, all, wire.CodeMalformed, "more than one descriptor"},
-		"HELLO of later versions":          {true, encode(&wire.Hello{MinVersion: 2, MaxVersion: 9}), nil, wire.CodeVersion, "the agent speaks version 1, the client versions 2 to 9"},
-		"HELLO of version 0":               {true, encode(&wire.Hello{}), nil, wire.CodeVersion, "versions 0 to 0"},
-		"HELLO twice":                      {false, hello, nil, wire.CodeMalformed, "HELLO is no request, or came twice"},
-		"an answer":                        {false, encode(&wire.Closed{}), nil, wire.CodeMalformed, "CLOSED is no request"},
-		"an answer with an fd":             {false, encode(&wire.Opened{}), one, wire.CodeMalformed, "OPENED is no request"},
-		"an error":                         {false, encode(wire.Errorf(wire.CodeEnded, "over")), nil, wire.CodeMalformed, "ERROR is no request"},
+		"garbage first":           {true, []byte("hello?"), nil, wire.CodeMalformed, "shorter than the header"},
+		"OPEN first":              {true, open, nil, wire.CodeMalformed, "OPEN came before HELLO"},
+		"UMEM first":              {true, umem, one, wire.CodeMalformed, "UMEM came before HELLO"},
+		"HELLO with an fd":        {true, hello, one, wire.CodeMalformed, "HELLO came with a descriptor"},
+		"HELLO with 253 fds":      {true, hello, all, wire.CodeMalformed, "more than one descriptor"},
+		"HELLO of later versions": {true, encode(&wire.Hello{MinVersion: 2, MaxVersion: 9}), nil, wire.CodeVersion, "the agent speaks version 1, the client versions 2 to 9"},
+		"HELLO of version 0":      {true, encode(&wire.Hello{}), nil, wire.CodeVersion, "versions 0 to 0"},
+		"HELLO twice":             {false, hello, nil, wire.CodeMalformed, "HELLO is no request, or came twice"},
+		"an answer":               {false, encode(&wire.Closed{}), nil, wire.CodeMalformed, "CLOSED is no request"},
+		"an answer with an fd":    {false, encode(&wire.Opened{}), one, wire.CodeMalformed, "OPENED is no request"},
+		"an error": {false, encode(wire.Errorf(wire.CodeEnded,
+			"over")), nil, wire.CodeMalformed, "ERROR is no request"},
 		"garbage":                          {false, []byte(strings.Repeat("x", 99)), nil, wire.CodeMalformed, "does not begin with"},
 		"half a message":                   {false, open[:30], nil, wire.CodeMalformed, "says that it has 40 bytes, 30 came"},
 		"a message too long":               {false, append(open[:40:40], make([]byte, wire.MaxMessage)...), nil, wire.CodeMalformed, "longer than"},
@@ -177,7 +178,8 @@ func TestBrokenProtocolEndsTheConnection(t *testing.T) {
 	c.open(0)
 }
 
-// Field case 1: a client that says nothing is not waited for, one that has said HELLO may be silent as long as it likes.
+// Field case 1: a client that says nothing is not waited for, one that has said HELLO may be silent as long as it
+// likes.
 func TestSilenceBeforeHelloEndsTheConnection(t *testing.T) {
 	n := handofftest.New(t)
 	p := n.NewPod("a")

@@ -18,8 +18,8 @@ type socket struct {
 	dev, ino uint64
 }
 
-// listen makes a listening socket that every uid may connect to. It appears under its name by a rename, so that one left
-// by an earlier agent is replaced in one step.
+// listen makes a listening socket that every uid may connect to. It appears under its name by a rename, so that one
+// left by an earlier agent is replaced in one step.
 func listen(path string) (*socket, error) {
 	temp := path + ".new"
 	if err := wire.CheckPath(temp); err != nil {

@@ -52,8 +52,9 @@ func registerMapped(mem []byte, config xsk.UMEMConfig) (*xsk.Socket, error) {
 func refusedUMEM(err error) error {
 	switch {
 	case errors.Is(err, unix.EFAULT), errors.Is(err, unix.ENOMEM):
-		return wire.Errorf(wire.CodeInvalid, "UMEM: not all pages of the memfd are present: allocate them (fallocate) before the memfd "+
-			"is sent, and punch no holes (%v)", err)
+		return wire.Errorf(wire.CodeInvalid,
+			"UMEM: not all pages of the memfd are present: allocate them (fallocate) before the memfd "+
+				"is sent, and punch no holes (%v)", err)
 	case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EPERM):
 		return wire.Errorf(wire.CodeInternal, "%v", err)
 	}

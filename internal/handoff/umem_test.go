@@ -12,7 +12,8 @@ import (
 	"github.com/afxdp-project/afxdp/internal/wire"
 )
 
-// What a pod sends as its UMEM is refused with the reason, is not charged to the agent, and leaves the connection usable.
+// What a pod sends as its UMEM is refused with the reason, is not charged to the agent, and leaves the connection
+// usable.
 func TestBadUMEMIsRefusedWithTheReason(t *testing.T) {
 	n := handofftest.New(t)
 	p := n.NewPod("a")

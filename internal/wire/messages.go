@@ -356,7 +356,9 @@ type welcomeFixed struct {
 }
 
 func (m *Welcome) append(b []byte) ([]byte, error) {
-	f := welcomeFixed{Version: m.Version, DeviceCount: uint16(len(m.Devices)), MaxRingSize: m.MaxRingSize, MaxUMEM: m.MaxUMEM}
+	f := welcomeFixed{
+		Version: m.Version, DeviceCount: uint16(len(m.Devices)), MaxRingSize: m.MaxRingSize, MaxUMEM: m.MaxUMEM,
+	}
 	if len(m.Devices) > MaxDevices {
 		return nil, fmt.Errorf("%d devices are more than %d", len(m.Devices), MaxDevices)
 	}

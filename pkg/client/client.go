@@ -61,8 +61,8 @@ type Client struct {
 	source      *query         // has the agent take the UMEM again
 }
 
-// Connect connects to the agent. path is an allocation's directory, such as /run/afxdp/fast, or the socket in it. ctx is
-// for connecting only. The caller closes the Client.
+// Connect connects to the agent. path is an allocation's directory, such as /run/afxdp/fast, or the socket in it. ctx
+// is for connecting only. The caller closes the Client.
 func Connect(ctx context.Context, path string) (*Client, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		path = filepath.Join(path, SocketName)
@@ -145,8 +145,8 @@ func (c *Client) Err() error {
 	return c.err
 }
 
-// Close closes the connection and waits for the client's goroutine. Queues stay usable until they are closed themselves,
-// but the agent knows nothing of them any more: no other client gets a device before its queue is closed.
+// Close closes the connection and waits for the client's goroutine. Queues stay usable until they are closed
+// themselves, but the agent knows nothing of them any more: no other client gets a device before its queue is closed.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	var err error
@@ -190,7 +190,8 @@ func (c *Client) Register(config UMEMConfig) (*xsk.UMEM, error) {
 		return nil, fmt.Errorf("register UMEM: %w", err)
 	}
 	if length := config.Length(); length > c.maxUMEM {
-		return nil, fmt.Errorf("register UMEM: %w", wire.Errorf(wire.CodeLimit, "%d bytes are more than the pool's limit of %d", length, c.maxUMEM))
+		return nil, fmt.Errorf("register UMEM: %w", wire.Errorf(wire.CodeLimit,
+			"%d bytes are more than the pool's limit of %d", length, c.maxUMEM))
 	}
 	umem, err := xsk.NewUMEM(config.UMEMConfig)
 	if err != nil {
@@ -208,7 +209,8 @@ func (c *Client) Register(config UMEMConfig) (*xsk.UMEM, error) {
 	case xsk.ZeroCopyRequire:
 		m.Flags |= wire.UMEMZeroCopyRequire
 	}
-	err = c.use(query{message: m, want: wire.TypeUMEMOK, lend: func() (int, func(), error) { return umem.FD(), func() {}, nil }})
+	lend := func() (int, func(), error) { return umem.FD(), func() {}, nil }
+	err = c.use(query{message: m, want: wire.TypeUMEMOK, lend: lend})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("register UMEM: %w", err), umem.Close())
 	}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -62,8 +63,8 @@ func TestUnprivilegedPodGetsItsQueuesAndPackets(t *testing.T) {
 	}
 }
 
-// Field case 10: a process that is killed has its queues opened by the next one at once. AFXDP_TEST_KILLS says how often
-// this is tried.
+// Field case 10: a process that is killed has its queues opened by the next one at once. AFXDP_TEST_KILLS says how
+// often this is tried.
 func TestKilledProcessFreesItsQueues(t *testing.T) {
 	kills := 10
 	if s := os.Getenv("AFXDP_TEST_KILLS"); s != "" {
@@ -93,8 +94,8 @@ func TestKilledProcessFreesItsQueues(t *testing.T) {
 	}
 }
 
-// Field case 1: the agent ends and another one takes up: every packet gets through meanwhile, and afterwards the agent has
-// the sockets again, again and again.
+// Field case 1: the agent ends and another one takes up: every packet gets through meanwhile, and afterwards the
+// agent has the sockets again, again and again.
 func TestAgentIsRestartedUnderTraffic(t *testing.T) {
 	n := handofftest.New(t)
 	far := handofftest.NewFarEnd(t, 2)
@@ -278,6 +279,8 @@ func TestQueuesComeAndGoDuringRestarts(t *testing.T) {
 	}
 	pr.do(order{Do: "close"})
 }
+
+func says(err error, words string) bool { return err != nil && strings.Contains(err.Error(), words) }
 
 func within(tb testing.TB, what string, done func() bool) {
 	tb.Helper()

@@ -19,7 +19,7 @@ const (
 	CodeNotLeased   = wire.CodeNotLeased   // the pod has no lease: its CNI ADD has not been, or its lease has ended
 	CodeLimit       = wire.CodeLimit       // above a limit of the pool
 	CodeInvalid     = wire.CodeInvalid     // a value that cannot be
-	CodeBusy        = wire.CodeBusy        // another client, or a process that still runs, holds the queue: try again later
+	CodeBusy        = wire.CodeBusy        // another client or process holds the queue: try again later
 	CodeUnsupported = wire.CodeUnsupported // the kernel, the driver or the pool cannot do it
 	CodeNoDevice    = wire.CodeNoDevice    // the NIC is gone
 	CodeNotYours    = wire.CodeNotYours    // the socket is not one that the agent made for the lease

@@ -156,8 +156,9 @@ func mode(o *wire.Opened) Mode {
 		ZeroCopy: has(wire.SocketZeroCopy), NeedWakeup: has(wire.SocketNeedWakeup), MultiBuffer: has(wire.SocketMultiBuffer),
 		BusyPoll: has(wire.SocketBusyPoll), BusyPollBudget: int(o.BusyPollBudget),
 		BusyPollTimeout: time.Duration(o.BusyPollTimeout) * time.Microsecond,
-		Deferral:        has(wire.SocketDeferral), DeferHardIRQs: int(o.DeferHardIRQs), GROFlushTimeout: time.Duration(o.GROFlushTimeout),
-		NAPI: o.NAPI, SeparateNAPI: has(wire.SocketSeparateNAPI), Obstacle: o.Text,
+		Deferral:        has(wire.SocketDeferral), DeferHardIRQs: int(o.DeferHardIRQs),
+		GROFlushTimeout: time.Duration(o.GROFlushTimeout),
+		NAPI:            o.NAPI, SeparateNAPI: has(wire.SocketSeparateNAPI), Obstacle: o.Text,
 	}
 	if has(wire.SocketNAPIKnown) {
 		m.QueueNAPI = &o.QueueNAPI

@@ -51,9 +51,9 @@ func (p *call) accept(r wire.Received) error {
 	return nil
 }
 
-// request sends queries and waits for the answer to each, with nothing between them. An error of one is the end, but for
-// CodeState before the last one. When the connection is lost all are asked again on the next one: what was asked of the
-// lost one is undone there.
+// request sends queries and waits for the answer to each, with nothing between them. An error of one is the end, but
+// for CodeState before the last one. When the connection is lost all are asked again on the next one: what was asked
+// of the lost one is undone there.
 func (c *Client) request(queries ...query) error {
 	last := queries[len(queries)-1]
 	timeout := time.NewTimer(c.timeout)
@@ -148,7 +148,8 @@ func (c *Client) giveUp(p *call) bool {
 
 // isLost reports whether sending failed since the connection is lost, of which the reader hears too.
 func isLost(err error) bool {
-	return errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, net.ErrClosed)
+	return errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.ENOTCONN) ||
+		errors.Is(err, net.ErrClosed)
 }
 
 func (c *Client) endError() error {

@@ -1,5 +1,5 @@
-// Package handofftest is the rig of the handoff's tests: a node with an agent's lease manager and handoff server on a veth
-// pair, and pods.
+// Package handofftest is the rig of the handoff's tests: a node with an agent's lease manager and handoff server on a
+// veth pair, and pods.
 package handofftest
 
 import (
@@ -158,7 +158,8 @@ func (p *Pod) Attachment() lease.Attachment {
 func (p *Pod) Add(settings lease.Settings, queues ...int) {
 	p.node.tb.Helper()
 	r := lease.Request{
-		Pod: lease.Pod{UID: "uid-" + p.name, Namespace: "default", Name: p.name}, NetnsCookie: p.Cookie, Attachment: p.Attachment(),
+		Pod: lease.Pod{UID: "uid-" + p.name, Namespace: "default", Name: p.name}, NetnsCookie: p.Cookie,
+		Attachment: p.Attachment(),
 	}
 	for _, q := range queues {
 		r.Devices = append(r.Devices, lease.DeviceRequest{
