@@ -94,7 +94,17 @@ func build(ctx context.Context, dir string) (p programs, err error) {
 }
 
 // writeInitramfs writes what a kernel boots into.
-func writeInitramfs(path string, k kernel, p programs) (err error) {
+func writeInitramfs(path string, k kernel, p programs) error {
+	// Kernels before 6.4 cannot map the rings of a bound socket: there the agent must refuse, and say so.
+	task := report.Task{Kernel: k.class, Queues: queues, Agent: k.class == "6.1"}
+	for _, c := range cards {
+		task.NICs = append(task.NICs, c.NIC)
+	}
+	return writeInitramfsFor(task, path, k, p)
+}
+
+// writeInitramfsFor writes what a kernel boots into for a task.
+func writeInitramfsFor(task report.Task, path string, k kernel, p programs) (err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -103,11 +113,6 @@ func writeInitramfs(path string, k kernel, p programs) (err error) {
 	loaded, err := initramfs.Modules(filepath.Join(k.dir, "modules"), modules...)
 	if err != nil {
 		return err
-	}
-	// Kernels before 6.4 cannot map the rings of a bound socket: there the agent must refuse, and say so.
-	task := report.Task{Kernel: k.class, Queues: queues, Agent: k.class == "6.1"}
-	for _, c := range cards {
-		task.NICs = append(task.NICs, c.NIC)
 	}
 	data, err := json.Marshal(task)
 	if err != nil {

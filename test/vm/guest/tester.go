@@ -83,6 +83,9 @@ func newTester(task report.Task, tell func(report.Message)) (*tester, error) {
 func (t *tester) close() error { return errors.Join(t.leases.Close(), t.nics.Close(), t.pod.Close()) }
 
 func (t *tester) run() error {
+	if t.task.Bench != nil {
+		return t.bench(*t.task.Bench)
+	}
 	if t.task.Agent {
 		t.agent()
 	}

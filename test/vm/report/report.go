@@ -23,6 +23,10 @@ type Message struct {
 	Row *Row   `json:"row,omitempty"`
 	Tag byte   `json:"tag,omitempty"`
 	NIC string `json:"nic,omitempty"`
+	// Flood and Ping ask for other traffic, until Quiet; Bench is a result.
+	Flood *Flood    `json:"flood,omitempty"`
+	Ping  bool      `json:"ping,omitempty"`
+	Bench *BenchRun `json:"bench,omitempty"`
 	// Failed ends the run: why the guest could not go on.
 	Failed string `json:"failed,omitempty"`
 	// Done ends the run: all rows were sent.

@@ -16,6 +16,8 @@ type Task struct {
 	Queues int    `json:"queues"`
 	// Agent wants the node agent started, which must refuse.
 	Agent bool `json:"agent"`
+	// Bench wants measurements of the first NIC, and nothing else.
+	Bench *Bench `json:"bench,omitempty"`
 }
 
 // NIC is one that the guest tests.
