@@ -56,7 +56,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		kubeletRoot = flags.String("kubelet-root", "/var/lib/kubelet", "kubelet's root directory")
 		runDir      = flags.String("run-dir", "/run/afxdp", "directory for state, allocations and sockets; must not outlive a boot")
 		pinDir      = flags.String("pin-dir", "/sys/fs/bpf/afxdp", "directory on a bpffs for pinned links and maps")
-		httpAddress = flags.String("http-address", "127.0.0.1:9417", "address of /healthz and /readyz; empty: not served")
+		httpAddress = flags.String("http-address", "127.0.0.1:9417", "address of /healthz, /readyz and /statusz (devices, leases, losses); empty: not served")
 		logFormat   = flags.String("log-format", "text", "text or json")
 		logLevel    = flags.String("log-level", "info", "debug, info, warn or error")
 		showVersion = flags.Bool("version", false, "print the version and exit")
@@ -66,22 +66,22 @@ func run(args []string, stdout, stderr io.Writer) int {
 		if errors.Is(err, pflag.ErrHelp) {
 			return 0
 		}
-		return fail(stderr, exitUsage, err)
+		return refuse(stderr, err)
 	}
 	if *showVersion {
 		_, _ = fmt.Fprintln(stdout, "afxdp-deviceplugin", buildVersion())
 		return 0
 	}
 	if flags.NArg() > 0 {
-		return fail(stderr, exitUsage, fmt.Errorf("unexpected argument %q", flags.Arg(0)))
+		return refuse(stderr, fmt.Errorf("unexpected argument %q", flags.Arg(0)))
 	}
 	log, err := logger(stderr, *logFormat, *logLevel)
 	if err != nil {
-		return fail(stderr, exitUsage, err)
+		return refuse(stderr, err)
 	}
 	pools, warnings, err := config.Load(*file)
 	if err != nil {
-		return fail(stderr, exitUsage, fmt.Errorf("configuration refused:\n%w", err))
+		return refuse(stderr, fmt.Errorf("configuration refused:\n%w", err))
 	}
 	for _, w := range warnings {
 		log.Warn("configuration", "warning", w.String())
@@ -108,9 +108,10 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-func fail(stderr io.Writer, code int, err error) int {
+// refuse says what is wrong with flags or configuration.
+func refuse(stderr io.Writer, err error) int {
 	_, _ = fmt.Fprintln(stderr, "afxdp-deviceplugin:", err)
-	return code
+	return exitUsage
 }
 
 func logger(w io.Writer, format, level string) (*slog.Logger, error) {

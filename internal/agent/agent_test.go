@@ -3,10 +3,12 @@ package agent
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,6 +24,7 @@ import (
 
 	"github.com/afxdp-project/afxdp/internal/agentapi"
 	"github.com/afxdp-project/afxdp/internal/config"
+	"github.com/afxdp-project/afxdp/internal/lease"
 	"github.com/afxdp-project/afxdp/internal/testutil"
 	"github.com/afxdp-project/afxdp/internal/testutil/fakekubelet"
 	"github.com/afxdp-project/afxdp/internal/wire"
@@ -251,6 +254,33 @@ func hello(path string) error {
 		return e
 	}
 	return nil
+}
+
+func TestStatusTellsDevicesLeasesAndProblems(t *testing.T) {
+	n := newNode(t, strings.Replace(poolsYAML, "1-3", "1-2,9", 1)+"  countUnclaimed: true\n")
+	n.healthy("agnear-q1", "agnear-q2")
+	devices := n.addPod("u1", 1)
+	if _, err := n.api.Attach(t.Context(), attachRequest("u1", cookieOf(t, testutil.NewNetns(t)), devices)); err != nil {
+		t.Fatal(err)
+	}
+	w := httptest.NewRecorder()
+	n.agent.serveStatus(w, nil)
+	var s Status
+	if err := json.Unmarshal(w.Body.Bytes(), &s); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Devices) != 2 || s.Devices[0].ID != "agnear-q1" || !s.Devices[0].Healthy || s.Devices[1].Lease != nil {
+		t.Fatalf("devices: %+v", s.Devices)
+	}
+	if l := s.Devices[0].Lease; l == nil || l.Pod.UID != "u1" || l.State != lease.StateActive || l.Open || l.Drops != nil {
+		t.Errorf("lease: %+v", l)
+	}
+	if len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "queue 9 of agnear does not exist: it has 4") {
+		t.Errorf("problems: %q", s.Problems)
+	}
+	if len(s.Unclaimed["agnear"]) != 4 {
+		t.Errorf("unclaimed: %v", s.Unclaimed)
+	}
 }
 
 func TestHostNetworkPodIsRefused(t *testing.T) {

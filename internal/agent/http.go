@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// serveHTTP serves /healthz (the process works) and /readyz (kubelet knows all pools and the node was looked at).
+// serveHTTP serves /healthz (the process works), /readyz (kubelet knows all pools and the node was looked at) and /statusz
+// (devices, leases, losses, as JSON).
 func (a *Agent) serveHTTP(ctx context.Context) error {
 	if a.config.HTTPAddress == "" {
 		return nil
@@ -25,6 +26,7 @@ func (a *Agent) serveHTTP(ctx context.Context) error {
 		}
 		_, _ = fmt.Fprintln(w, "ok")
 	})
+	mux.HandleFunc("GET /statusz", a.serveStatus)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", a.config.HTTPAddress)
 	if err != nil {

@@ -23,8 +23,9 @@ type inventory struct {
 
 	mu       sync.Mutex
 	config   *config.Config
-	devices  map[string]device // by id
-	problems []string          // as last logged
+	devices  map[string]device                // by id
+	listed   map[string][]deviceplugin.Device // by pool
+	problems []string                         // as last logged
 }
 
 type device struct {
@@ -92,7 +93,15 @@ func (v *inventory) scan() (map[string][]deviceplugin.Device, error) {
 			})
 		}
 	}
+	v.listed = all
 	return all, nil
+}
+
+// last returns what the last scan found: the devices of each pool, and what does not fit. It is not to be changed.
+func (v *inventory) last() (map[string][]deviceplugin.Device, []string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.listed, v.problems
 }
 
 // ill returns why a NIC's devices are not healthy, or "".

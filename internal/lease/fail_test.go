@@ -160,7 +160,7 @@ func TestFailedOpeningLeavesTheDeviceFree(t *testing.T) {
 			t.Fatalf("%s failed: the opening says %v", step, err)
 		}
 		n.ok(agents.Close())
-		if l, _ := n.Lease(deviceID(0)); l.Socket != nil || n.IsOpen(deviceID(0)) {
+		if l, _ := n.Lease(deviceID(0)); l.Socket != nil || n.isOpen(deviceID(0)) {
 			t.Errorf("%s failed: the lease has socket %+v", step, l.Socket)
 		}
 		n.wantUnclaimed(step+" failed:", 0, from)

@@ -141,14 +141,6 @@ func (m *Manager) Lease(device string) (Lease, bool) {
 	return l.copy(), true
 }
 
-// IsOpen reports whether a connection has the device open.
-func (m *Manager) IsOpen(device string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	l, ok := m.leases[device]
-	return ok && l.open != nil
-}
-
 func (l *lease) copy() Lease {
 	c := l.doc
 	c.Attachments = slices.Clone(c.Attachments)

@@ -9,6 +9,7 @@ import (
 	"github.com/afxdp-project/afxdp/internal/testutil"
 )
 
+// Field case 20: packets that found no socket are counted, and only those.
 func TestOpenedSocketGetsItsQueuesPackets(t *testing.T) {
 	n := newNode(t)
 	n.add(alice, 1, 2)
@@ -31,7 +32,7 @@ func TestOpenedSocketGetsItsQueuesPackets(t *testing.T) {
 	// The connection is lost: the packets still go to the pod. Only the agent's descriptor is gone.
 	n.Closed(deviceID(1), g.Epoch, false)
 	process.wantPacket("its connection lost:", from)
-	if n.IsOpen(deviceID(1)) {
+	if n.isOpen(deviceID(1)) {
 		t.Error("it counts as open without a connection")
 	}
 	agents, err := process.socket.Dup()
@@ -44,7 +45,7 @@ func TestOpenedSocketGetsItsQueuesPackets(t *testing.T) {
 	process.wantPacket("resumed:", from)
 
 	n.Closed(deviceID(1), g.Epoch+1, true)
-	if !n.IsOpen(deviceID(1)) {
+	if !n.isOpen(deviceID(1)) {
 		t.Error("closed by someone with another epoch")
 	}
 	n.Closed(deviceID(1), g.Epoch, true)

@@ -337,3 +337,9 @@ func within(tb testing.TB, what string, done func() bool) {
 		}
 	}
 }
+
+// isOpen reports whether a connection has the device open.
+func (n *node) isOpen(device string) bool {
+	_, open := n.Statistics()[device]
+	return open
+}

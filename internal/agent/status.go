@@ -1,0 +1,80 @@
+package agent
+
+import (
+	"encoding/json"
+	"net/http"
+
+	"github.com/afxdp-project/afxdp/internal/lease"
+	"github.com/afxdp-project/afxdp/pkg/xsk"
+)
+
+// Status is the agent's view of the node, as /statusz serves it.
+type Status struct {
+	Version string         `json:"version"`
+	Devices []DeviceStatus `json:"devices"`
+	// Problems are what does not fit between configuration and node.
+	Problems []string `json:"problems,omitempty"`
+	// Unclaimed are the packets that found no socket, by NIC and queue, of NICs with leases whose pool counts them.
+	Unclaimed map[string][]uint64 `json:"unclaimed,omitempty"`
+}
+
+// DeviceStatus is one device.
+type DeviceStatus struct {
+	ID       string       `json:"id"`
+	Pool     string       `json:"pool"`
+	NUMANode int          `json:"numaNode"` // -1: unknown
+	Healthy  bool         `json:"healthy"`
+	Reason   string       `json:"reason,omitempty"` // why not
+	Lease    *LeaseStatus `json:"lease,omitempty"`
+}
+
+// LeaseStatus is the lease of a device.
+type LeaseStatus struct {
+	Pod   lease.Pod   `json:"pod"`
+	State lease.State `json:"state"`
+	// Open: a connection has the device open. Only then the counters of its socket can be read.
+	Open     bool          `json:"open"`
+	ZeroCopy bool          `json:"zeroCopy"` // of the socket that was last made
+	Drops    *DropCounters `json:"drops,omitempty"`
+}
+
+// DropCounters are a socket's losses by cause, under the kernel's names (struct xdp_statistics).
+type DropCounters struct {
+	RXDropped      uint64 `json:"rx_dropped"`
+	RXRingFull     uint64 `json:"rx_ring_full"`
+	FillRingEmpty  uint64 `json:"rx_fill_ring_empty_descs"`
+	RXInvalidDescs uint64 `json:"rx_invalid_descs"`
+	TXInvalidDescs uint64 `json:"tx_invalid_descs"`
+}
+
+func (a *Agent) status() Status {
+	s := Status{Version: a.config.Version, Unclaimed: a.leases.Unclaimed(), Devices: []DeviceStatus{}}
+	drops := a.leases.Statistics()
+	devices, problems := a.inventory.last()
+	s.Problems = problems
+	for _, pool := range a.inventory.pools() {
+		for _, d := range devices[pool] {
+			ds := DeviceStatus{ID: d.ID, Pool: pool, NUMANode: d.NUMANode, Healthy: d.Healthy, Reason: d.Reason}
+			if l, ok := a.leases.Lease(d.ID); ok {
+				st, open := drops[d.ID]
+				ds.Lease = &LeaseStatus{Pod: l.Pod, State: l.State, Open: open, ZeroCopy: l.Socket != nil && l.Socket.ZeroCopy}
+				if open {
+					ds.Lease.Drops = dropCounters(st)
+				}
+			}
+			s.Devices = append(s.Devices, ds)
+		}
+	}
+	return s
+}
+
+func dropCounters(s xsk.Statistics) *DropCounters {
+	return &DropCounters{s.RXDropped, s.RXRingFull, s.FillRingEmpty, s.RXInvalid, s.TXInvalid}
+}
+
+func (a *Agent) serveStatus(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	_ = e.Encode(a.status())
+}
