@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"runtime"
@@ -42,8 +43,11 @@ func (t *tester) bench(b report.Bench) error {
 	}
 	polling := report.BenchCase{Name: "capacity", Budget: busypoll.DefaultBudget, DeferHardIRQs: deferHardIRQs,
 		GROFlushTimeoutUs: int(groFlushTimeout / time.Microsecond)}
-	pps := 0
+	pps := b.PPS
 	for range 2 { // the second time without what the sender's haste takes from the emulator
+		if b.PPS > 0 {
+			break
+		}
 		run := t.benchRun(n, polling, pps)
 		if run.Refusal != "" {
 			return fmt.Errorf("find out what one core takes: %s", run.Refusal)
@@ -114,7 +118,7 @@ func (t *tester) benchOpen(n *nic, c report.BenchCase, run *report.BenchRun,
 		return err
 	}
 	defer func() { err = errors.Join(err, release(), t.settle(n)) }()
-	q, err := openBench(n, c.Copy)
+	q, err := openBench(n, c.Copy, t.task.Bench.Work)
 	if err != nil {
 		return err
 	}
@@ -279,13 +283,15 @@ type benchQueue struct {
 	thread   int  // of the NAPI
 	forward  bool // send packets back
 	received uint64
-	sum      uint32 // so that the checksums are not optimized away
+	work     int
+	sum      uint64 // so that the checksums are not optimized away
 }
 
-func openBench(n *nic, copyMode bool) (_ *benchQueue, err error) {
+func openBench(n *nic, copyMode bool, work int) (_ *benchQueue, err error) {
 	q := &benchQueue{}
 	q.Name = deviceID(n, testQueue)
 	q.Handle = q.take
+	q.work = work
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, q.close())
@@ -351,11 +357,9 @@ func (q *benchQueue) take(_ *busypoll.Queue, packets []xsk.Desc) int {
 		if len(p) < 14 {
 			continue
 		}
-		var sum uint32
-		for i := 14; i+1 < len(p); i += 2 {
-			sum += uint32(p[i])<<8 | uint32(p[i+1])
+		for range q.work {
+			q.sum += checksum(p)
 		}
-		q.sum += sum&0xffff + sum>>16
 		var target [6]byte
 		copy(target[:], p[:6])
 		copy(p[:6], p[6:12])
@@ -366,4 +370,14 @@ func (q *benchQueue) take(_ *busypoll.Queue, packets []xsk.Desc) int {
 		return len(packets)
 	}
 	return 0
+}
+
+// checksum adds up a frame, as for an Internet checksum, eight bytes at a time.
+func checksum(p []byte) (sum uint64) {
+	for len(p) >= 8 {
+		v := binary.NativeEndian.Uint64(p)
+		sum += v>>32 + v&0xffffffff
+		p = p[8:]
+	}
+	return sum
 }

@@ -34,7 +34,7 @@ type queue struct {
 	received uint64
 }
 
-// open makes the sockets of leased queues. mapFirst is for kernels that cannot map the rings of a bound socket.
+// open makes the sockets of leased queues and has their packets go to them, as the agent and a client do.
 func (t *tester) open(n *nic, grants []lease.Grant, zeroCopy bool, tag byte) (_ *sockets, err error) {
 	s := &sockets{}
 	defer func() {
@@ -83,6 +83,7 @@ func (t *tester) open(n *nic, grants []lease.Grant, zeroCopy bool, tag byte) (_ 
 	return s, nil
 }
 
+// bind makes, binds and maps the socket. mapFirst is for kernels that cannot map the rings of a bound one.
 func (q *queue) bind(c xsk.BindConfig, mapFirst bool) (err error) {
 	if q.Socket, err = xsk.NewSocket(); err != nil {
 		return err

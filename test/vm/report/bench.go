@@ -6,6 +6,11 @@ type Bench struct {
 	Runs  int         `json:"runs"` // of each case, interleaved
 	// CPUs is how many the machine has.
 	CPUs int `json:"cpus"`
+	// PPS is how many frames a second are offered; 0: Overload times what busy polling takes.
+	PPS      int `json:"pps"`
+	Overload int `json:"overload"`
+	// FrameSize is in bytes.
+	Work int `json:"work"`
 }
 
 // BenchCase is a way to receive.
