@@ -23,7 +23,6 @@ const (
 	l2fwd  mode = "l2fwd"
 )
 
-
 type options struct {
 	mode     mode
 	path     string

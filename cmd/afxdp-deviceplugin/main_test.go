@@ -1,0 +1,47 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestWrongUseIsToldBeforeAnythingHasChanged(t *testing.T) {
+	dir := t.TempDir()
+	bad := filepath.Join(dir, "bad.yaml")
+	config := "apiVersion: afxdp.io/v1alpha1\nkind: Configuration\npools:\n- name: fast\n  nics: {names: [eth1]}\n" +
+		"  busyPoll: {budget: 70000}\n  quues: 1\n"
+	if err := os.WriteFile(bad, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		say  []string
+	}{
+		"help":             {[]string{"--help"}, 0, []string{"Usage:", "--config", "Exit codes"}},
+		"version":          {[]string{"--version"}, 0, []string{"afxdp-deviceplugin "}},
+		"unknown flag":     {[]string{"--confg", "x"}, 2, []string{"unknown flag: --confg"}},
+		"argument":         {[]string{"start"}, 2, []string{`unexpected argument "start"`}},
+		"log format":       {[]string{"--log-format", "xml"}, 2, []string{"neither text nor json"}},
+		"log level":        {[]string{"--log-level", "loud"}, 2, []string{"--log-level"}},
+		"no configuration": {[]string{"--config", filepath.Join(dir, "none.yaml")}, 2, []string{"none.yaml"}},
+		"all mistakes":     {[]string{"--config", bad}, 2, []string{"budget: 70000 is out of range: 0 to 65535", "unknown field: did you mean queues?"}},
+		"example": {
+			[]string{"--config", "../../deployments/config.example.yaml", "--check"}, 0, []string{"2 pools, no errors"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out strings.Builder
+			if code := run(c.args, &out, &out); code != c.code {
+				t.Errorf("exit code %d, want %d", code, c.code)
+			}
+			for _, s := range c.say {
+				if !strings.Contains(out.String(), s) {
+					t.Errorf("output lacks %q:\n%s", s, out.String())
+				}
+			}
+		})
+	}
+}
