@@ -24,6 +24,16 @@ demo: setup-demo build ## hand two NIC queues to an unprivileged process, end to
 test: setup-test ## all tests with the race detector; as root also those that need the kernel
 	@GO="$(GO)" hack/test.sh ./...
 
+.PHONY: test-vm
+test-vm: setup-vm ## drivers and kernels under QEMU: what they negotiate, receive, send and put back (root)
+	@hack/vm-setup.sh
+	@$(GO) test -tags vm -count=1 -timeout 30m -v -run TestKernelsAndDriversAreAsTheMatrixSays ./test/vm
+
+.PHONY: bench-busypoll
+bench-busypoll: setup-vm ## busy polling against interrupts under overload, in a virtual machine (root)
+	@hack/vm-setup.sh
+	@$(GO) test -tags vm -count=1 -timeout 30m -v -run TestBenchBusyPoll ./test/vm
+
 .PHONY: build
 build: ## the static programs, into build/bin
 	@mkdir -p $(BIN)
@@ -45,8 +55,8 @@ bench: setup-test ## benchmarks of the hot path
 clean: ## remove what was built
 	rm -rf build
 
-.PHONY: setup-demo setup-test setup-lint
-setup-demo setup-test setup-lint: setup-%:
+.PHONY: setup-demo setup-test setup-vm setup-lint
+setup-demo setup-test setup-vm setup-lint: setup-%:
 	@GO="$(GO)" hack/setup.sh $*
 
 # The tools have a module of their own, so that their dependencies are not the project's.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# setup.sh demo|test|lint: checks that what a target needs is there, and installs it on Debian with apt as root.
+# setup.sh demo|test|vm|lint: checks that what a target needs is there, and installs it on Debian with apt as root.
 # Elsewhere it lists what is missing and fails.
 set -euo pipefail
 
@@ -7,9 +7,10 @@ set -euo pipefail
 case $1 in
 demo) needs=() ;;
 test) needs=(gcc:gcc ip:iproute2) ;;
+vm) needs=(xz:xz-utils) ;;
 lint) needs=(gcc:gcc clang:clang llvm-strip:llvm protoc:protobuf-compiler bpf/bpf_helpers.h:libbpf-dev google/protobuf/empty.proto:libprotobuf-dev) ;;
 *)
-	echo "usage: $0 demo|test|lint" >&2
+	echo "usage: $0 demo|test|vm|lint" >&2
 	exit 2
 	;;
 esac
