@@ -29,7 +29,8 @@ func (s *session) negotiate(m *wire.Open, g lease.Grant, socket *xsk.Socket) (*w
 		wire.SocketZeroCopy: zeroCopy, wire.SocketNeedWakeup: g.Settings.NeedWakeup,
 		wire.SocketMultiBuffer: g.Settings.MultiBuffer,
 		wire.SocketDeferral:    g.Tuning.Deferral, wire.SocketNAPIKnown: g.Tuning.NAPIKnown,
-		wire.SocketSeparateNAPI: g.Tuning.RXNAPI != 0 && g.Tuning.TXNAPI != 0 && g.Tuning.RXNAPI != g.Tuning.TXNAPI,
+		// virtio-net's tx NAPIs have no id: also then the rx queue's does not send.
+		wire.SocketSeparateNAPI: g.Tuning.RXNAPI != 0 && g.Tuning.TXNAPI != g.Tuning.RXNAPI,
 	} {
 		if set {
 			o.Flags |= flag

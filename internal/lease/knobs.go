@@ -67,7 +67,7 @@ var scopeDevice = knobScope{Type: "", Queue: -1}
 // Tuning is how the interrupts of a device are deferred, as read back.
 type Tuning struct {
 	NAPIKnown      bool   // the kernel tells which NAPI a queue has
-	RXNAPI, TXNAPI uint32 // the NAPIs of the queue; 0: none. They change when the link goes down and up
+	RXNAPI, TXNAPI uint32 // the NAPIs of the queue; 0: none, or one without an id. They change when the link goes down and up
 	// Deferral reports whether the settings are at least what the pool wants, and have an effect.
 	Deferral        bool
 	DeferHardIRQs   uint32
