@@ -75,7 +75,7 @@ func TestClientInC(t *testing.T) {
 			break
 		}
 	}
-	if n.Leases.IsOpen(handofftest.Device(2)) {
+	if n.IsOpen(handofftest.Device(2)) {
 		t.Error("the device is still open after CLOSE")
 	}
 }

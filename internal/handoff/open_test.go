@@ -189,7 +189,7 @@ func TestForeignSocketsAreNeitherJoinedNorResumed(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	within(t, "the agent to see the end of the connection", func() bool { return !n.Leases.IsOpen(handofftest.Device(0)) })
+	within(t, "the agent to see the end of the connection", func() bool { return !n.IsOpen(handofftest.Device(0)) })
 	c = connect(t, a, pathA)
 	if m, _ := c.ask(&wire.Resume{Device: 0}, ofA.FD()); m.Type() != wire.TypeResumed {
 		t.Errorf("the pod's own socket: %+v", m)
@@ -197,7 +197,7 @@ func TestForeignSocketsAreNeitherJoinedNorResumed(t *testing.T) {
 	c.refused(&wire.Resume{Device: 0}, ofA.FD(), wire.CodeBusy, "already open")
 	// Otherwise a pod could have any number of second sockets, by connecting again and again.
 	c.refused(&wire.Kick{Device: 0}, -1, wire.CodeState, "one for each OPEN")
-	if !n.Leases.IsOpen(handofftest.Device(0)) {
+	if !n.IsOpen(handofftest.Device(0)) {
 		t.Error("the resumed device is not open")
 	}
 }

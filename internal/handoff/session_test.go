@@ -216,6 +216,6 @@ func TestClientThatNeverReadsIsDropped(t *testing.T) {
 			break
 		}
 	}
-	within(t, "the agent to give the device up", func() bool { return !n.Leases.IsOpen(handofftest.Device(0)) })
+	within(t, "the agent to give the device up", func() bool { return !n.IsOpen(handofftest.Device(0)) })
 	connect(t, p, path)
 }

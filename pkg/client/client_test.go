@@ -123,7 +123,7 @@ func TestAgentIsRestartedUnderTraffic(t *testing.T) {
 		t.Errorf("after four restarts: %+v", r)
 	}
 	pr.do(order{Do: "close"})
-	if n.Leases.IsOpen(handofftest.Device(0)) || n.Leases.IsOpen(handofftest.Device(1)) {
+	if n.IsOpen(handofftest.Device(0)) || n.IsOpen(handofftest.Device(1)) {
 		t.Error("closed devices are still open")
 	}
 }
@@ -270,7 +270,7 @@ func TestQueuesComeAndGoDuringRestarts(t *testing.T) {
 		t.Error("the connection was never lost")
 	}
 	for q := range 3 {
-		within(t, "the device to be free", func() bool { return !n.Leases.IsOpen(handofftest.Device(q)) })
+		within(t, "the device to be free", func() bool { return !n.IsOpen(handofftest.Device(q)) })
 		pr.do(order{Do: "open", Device: q})
 		pr.do(order{Do: "closequeue", Device: q})
 	}

@@ -143,7 +143,7 @@ func TestOpenAllLeavesNothingOnError(t *testing.T) {
 	if leaked := testutil.LeakedFDs(before); leaked != nil {
 		t.Errorf("left open: %v", leaked)
 	}
-	if n.Leases.IsOpen(handofftest.Device(0)) {
+	if n.IsOpen(handofftest.Device(0)) {
 		t.Error("the device that was opened is still open")
 	}
 	if _, err := c.OpenAll(client.AllConfig{FramesPerQueue: 1 << 31}); !says(err, "too many") {

@@ -178,3 +178,9 @@ func (p *Pod) Del() {
 		p.node.tb.Fatal(err)
 	}
 }
+
+// IsOpen reports whether a connection has the device open.
+func (n *Node) IsOpen(device string) bool {
+	_, open := n.Leases.Statistics()[device]
+	return open
+}
