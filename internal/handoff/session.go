@@ -67,7 +67,7 @@ func (s *session) run() {
 	if s.last >= 0 {
 		_ = unix.Close(s.last)
 	}
-	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
 		s.endpoint.warn("pod's connection ended", "netnsCookie", s.cookie, "error", err)
 	}
 }

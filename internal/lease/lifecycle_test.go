@@ -58,7 +58,7 @@ func TestKnobsAreSharedByTheLeasesOfANIC(t *testing.T) {
 	n.ok(n.Activate(r))
 	n.wantKnobs("with two pods", "7", "200000")
 
-	t.Run("the first goes first", func(t *testing.T) {
+	t.Run("the first goes first", func(*testing.T) {
 		n.del(alice)
 		n.wantKnobs("with the second pod alone", "7", "100000")
 		n.add(alice, 0)
@@ -176,7 +176,7 @@ func TestEndStale(t *testing.T) {
 	n.add(bob, 1)
 	n.ok(n.EndStale(func(l Lease) (string, bool) { return "gone", l.Pod.Name == "alice" }))
 	n.wantLeases("after the end of one pod's", leaseOf(1, bob))
-	n.ok(n.EndStale(func(l Lease) (string, bool) { return "gone", true }))
+	n.ok(n.EndStale(func(Lease) (string, bool) { return "gone", true }))
 	n.wantNothingLeft()
 }
 

@@ -139,7 +139,7 @@ func (n *Node) NewPod(name string) *Pod {
 		if err != nil {
 			return err
 		}
-		defer unix.Close(fd)
+		defer func() { _ = unix.Close(fd) }()
 		p.Cookie, err = netdev.CookieOfSocket(fd)
 		return err
 	})
