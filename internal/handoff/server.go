@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/afxdp-project/afxdp/internal/lease"
 	"github.com/afxdp-project/afxdp/internal/wire"
 )
@@ -94,6 +96,7 @@ func (s *Server) stop(id string) {
 		return
 	}
 	delete(s.endpoints, id)
+	e.socket.refuse()
 	s.closeSoon(e.socket)
 	for _, c := range e.close() {
 		s.closeSoon(c)
@@ -192,7 +195,7 @@ func (e *endpoint) warn(message string, args ...any) {
 func (s *Server) accept(e *endpoint, l *socket) {
 	for {
 		u, err := l.unix.AcceptUnix()
-		if errors.Is(err, net.ErrClosed) {
+		if errors.Is(err, net.ErrClosed) || errors.Is(err, unix.EINVAL) { // EINVAL: it refuses
 			return
 		}
 		if err != nil {

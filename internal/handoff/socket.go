@@ -47,5 +47,12 @@ func (l *socket) isAt(path string) bool {
 	return unix.Lstat(path, &st) == nil && st.Dev == l.dev && st.Ino == l.ino
 }
 
+// refuse has the kernel refuse new connections at once. Unlike Close it never blocks.
+func (l *socket) refuse() {
+	if raw, err := l.unix.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	}
+}
+
 // Close closes the socket and leaves its file.
 func (l *socket) Close() error { return l.unix.Close() }
