@@ -13,11 +13,14 @@ import (
 	"github.com/afxdp-project/afxdp/test/vm/report"
 )
 
+// adjustments is how often the rate of a flood is set anew before it is measured.
+const adjustments = 2
+
 // floodPatience is how long the first packet of a flood may take.
 const floodPatience = 3 * time.Second
 
 // measureFlood counts for a while what comes in, what it takes, and what is lost.
-func (t *tester) measureFlood(n *nic, q *benchQueue, loop *busypoll.Loop, run *report.BenchRun) error {
+func (t *tester) measureFlood(n *nic, q *benchQueue, loop *busypoll.Loop, run *report.BenchRun, adjust bool) error {
 	for deadline := time.Now().Add(floodPatience); q.received == 0; {
 		if _, err := loop.Round(); err != nil {
 			return err
@@ -25,6 +28,17 @@ func (t *tester) measureFlood(n *nic, q *benchQueue, loop *busypoll.Loop, run *r
 		if time.Now().After(deadline) {
 			return errors.New("no packet came")
 		}
+	}
+	for range adjustments {
+		start, first := time.Now(), q.offered
+		if err := spin(loop, floodWarmUp); err != nil {
+			return err
+		}
+		pps := float64(q.offered-first) / time.Since(start).Seconds()
+		if !adjust || pps == 0 {
+			continue
+		}
+		t.tell(report.Message{Flood: &report.Flood{Scale: min(max(t.wantedPPS/pps, 0.2), 5)}})
 	}
 	if err := spin(loop, floodWarmUp); err != nil {
 		return err
@@ -44,6 +58,7 @@ func (t *tester) measureFlood(n *nic, q *benchQueue, loop *busypoll.Loop, run *r
 	run.Seconds = wall.Seconds()
 	count := func(name string) uint64 { return after.counts[name] - before.counts[name] }
 	run.Received, run.Interrupts = count("received"), count("interrupts")
+	run.Offered = count("offered")
 	run.RXCalls, run.Sleeps = count("rxCalls"), count("sleeps")
 	run.RingFull, run.Dropped, run.FillEmpty = count("ringFull"), count("dropped"), count("fillEmpty")
 	run.DeviceDrop, run.Polled, run.Squeezed = count("deviceDropped"), count("polled"), count("squeezed")
@@ -75,7 +90,7 @@ func (t *tester) account(n *nic, q *benchQueue) (a account, err error) {
 	}
 	c := q.Counters()
 	a.counts = map[string]uint64{
-		"received": q.received, "rxCalls": c.RXCalls, "sleeps": c.Sleeps,
+		"received": q.received, "offered": q.offered, "rxCalls": c.RXCalls, "sleeps": c.Sleeps,
 		"ringFull": s.RXRingFull, "dropped": s.RXDropped, "fillEmpty": s.FillRingEmpty,
 	}
 	if _, a.counts["interrupts"], err = n.vector(testQueue); err != nil {
@@ -101,7 +116,7 @@ func (t *tester) account(n *nic, q *benchQueue) (a account, err error) {
 			return a, err
 		}
 	}
-	if a.ticks, err = cpuTicks(appCPU); err != nil {
+	if a.ticks, err = cpuTicks(); err != nil {
 		return a, err
 	}
 	a.at = time.Now()
@@ -118,11 +133,11 @@ func ranFor(file string) (uint64, error) {
 	return strconv.ParseUint(first, 10, 64)
 }
 
-// ksoftirqd returns the id of the application's CPU's, "" when there is none.
+// ksoftirqd returns its id, "" when there is none.
 func ksoftirqd() string {
 	names, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, file := range names {
-		if name, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(name)) == fmt.Sprintf("ksoftirqd/%d", appCPU) {
+		if name, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(name)) == "ksoftirqd/0" {
 			return filepath.Base(filepath.Dir(file))
 		}
 	}
@@ -150,15 +165,15 @@ func softnet() (processed, squeezed uint64, err error) {
 	return processed, squeezed, nil
 }
 
-// cpuTicks returns where the timer tick found a CPU: /proc/stat.
-func cpuTicks(cpu int) (ticks [7]uint64, err error) {
+// cpuTicks returns where the timer tick found the CPU: /proc/stat.
+func cpuTicks() (ticks [7]uint64, err error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
 		return ticks, err
 	}
 	for line := range strings.Lines(string(text)) {
 		f := strings.Fields(line)
-		if len(f) < 1+len(ticks) || f[0] != fmt.Sprintf("cpu%d", cpu) {
+		if len(f) < 1+len(ticks) || f[0] != "cpu0" {
 			continue
 		}
 		for i := range ticks {
@@ -168,5 +183,5 @@ func cpuTicks(cpu int) (ticks [7]uint64, err error) {
 		}
 		return ticks, nil
 	}
-	return ticks, fmt.Errorf("/proc/stat has no CPU %d", cpu)
+	return ticks, errors.New("/proc/stat has no CPU 0")
 }

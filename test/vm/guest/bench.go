@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"strconv"
 	"time"
@@ -12,9 +13,9 @@ import (
 
 	"github.com/afxdp-project/afxdp/internal/lease"
 	"github.com/afxdp-project/afxdp/pkg/busypoll"
-	"github.com/afxdp-project/afxdp/pkg/netdev"
 	"github.com/afxdp-project/afxdp/pkg/xsk"
 	"github.com/afxdp-project/afxdp/test/vm/report"
+	"github.com/afxdp-project/afxdp/test/vm/traffic"
 )
 
 const (
@@ -22,43 +23,33 @@ const (
 	benchFrames = 2 * benchRings
 	benchBatch  = 64
 	// floodWarmUp is how long a flood goes on before it is measured.
-	floodWarmUp = 400 * time.Millisecond
-	benchTime   = 2 * time.Second
-	// overload is how much more is offered than busy polling takes.
-	overload = 3
+	floodWarmUp = 50 * time.Millisecond
+	benchTime   = 200 * time.Millisecond
+	pingTime    = 300 * time.Millisecond
 )
 
 // bench measures each case, in turn and again.
 func (t *tester) bench(b report.Bench) error {
 	runtime.LockOSThread() // its CPU time is the application's
 	defer runtime.UnlockOSThread()
-	if b.CPUs > 1 {
-		if err := pinTo(appCPU); err != nil {
-			return err
-		}
-	}
 	n, err := t.openNIC(t.task.NICs[0])
 	if err != nil {
 		return err
 	}
-	polling := report.BenchCase{Name: "capacity", Budget: busypoll.DefaultBudget, DeferHardIRQs: deferHardIRQs,
-		GROFlushTimeoutUs: int(groFlushTimeout / time.Microsecond)}
-	pps := b.PPS
+	polling := report.BenchCase{Name: "capacity", Budget: busypoll.DefaultBudget, DeferHardIRQs: 2, GROFlushTimeoutUs: 200}
+	t.wantedPPS = 0
 	for range 2 { // the second time without what the sender's haste takes from the emulator
-		if b.PPS > 0 {
-			break
-		}
-		run := t.benchRun(n, polling, pps)
+		run := t.benchRun(n, polling, report.Flood{Times: b.Overload, Capacity: true})
 		if run.Refusal != "" {
 			return fmt.Errorf("find out what one core takes: %s", run.Refusal)
 		}
 		run.Capacity = true
+		t.wantedPPS = max(t.wantedPPS, float64(b.Overload)*float64(run.Received)/run.Seconds)
 		t.tell(report.Message{Bench: run})
-		pps = int(overload * float64(run.Received) / run.Seconds)
 	}
 	for range b.Runs {
 		for _, c := range b.Cases {
-			t.tell(report.Message{Bench: t.benchRun(n, c, pps)})
+			t.tell(report.Message{Bench: t.benchRun(n, c, report.Flood{Times: b.Overload})})
 			if c.Latency {
 				t.tell(report.Message{Bench: t.benchLatency(n, c)})
 			}
@@ -68,12 +59,12 @@ func (t *tester) bench(b report.Bench) error {
 }
 
 // benchRun has a case receive under overload.
-func (t *tester) benchRun(n *nic, c report.BenchCase, pps int) *report.BenchRun {
+func (t *tester) benchRun(n *nic, c report.BenchCase, flood report.Flood) *report.BenchRun {
 	run := &report.BenchRun{Case: c.Name, Release: t.release}
 	err := t.benchOpen(n, c, run, func(q *benchQueue, loop *busypoll.Loop) error {
-		t.tell(report.Message{Flood: &report.Flood{PPS: pps}})
+		t.tell(report.Message{Flood: &flood})
 		defer t.tell(report.Message{Quiet: true})
-		return t.measureFlood(n, q, loop, run)
+		return t.measureFlood(n, q, loop, run, !flood.Capacity)
 	})
 	if err != nil {
 		run.Refusal = err.Error()
@@ -91,7 +82,7 @@ func (t *tester) benchLatency(n *nic, c report.BenchCase) *report.BenchRun {
 		}
 		t.tell(report.Message{Ping: true})
 		defer t.tell(report.Message{Quiet: true})
-		return spin(loop, benchTime)
+		return spin(loop, pingTime)
 	})
 	if err != nil {
 		run.Refusal = err.Error()
@@ -112,6 +103,9 @@ func spin(loop *busypoll.Loop, limit time.Duration) error {
 // benchOpen leases the queue, opens a socket on it as a case wants, and has f use it.
 func (t *tester) benchOpen(n *nic, c report.BenchCase, run *report.BenchRun,
 	f func(*benchQueue, *busypoll.Loop) error) (err error) {
+	if err := weigh(c.Weight); err != nil {
+		return fmt.Errorf("join a control group: %w", err)
+	}
 	t.tag++
 	release, err := t.benchActivate(n, c)
 	if err != nil {
@@ -230,15 +224,6 @@ func (t *tester) benchMode(n *nic, c report.BenchCase, q *benchQueue, loop *busy
 	if threaded := napi.PID != 0; threaded != c.Threaded {
 		return fmt.Errorf("whether the NAPI has a thread: %v, want %v", threaded, c.Threaded)
 	}
-	if t.task.Bench.CPUs > 1 {
-		cpu := appCPU
-		if c.OtherCPU {
-			cpu = otherCPU
-		}
-		if err := t.nics.SetIRQAffinity(napi.IRQ, netdev.CPUs(strconv.Itoa(cpu))); err != nil {
-			return err
-		}
-	}
 	if c.Budget == 0 {
 		run.BusyPoll = "off"
 		return nil
@@ -268,13 +253,27 @@ func (t *tester) benchMode(n *nic, c report.BenchCase, q *benchQueue, loop *busy
 	return nil
 }
 
-const appCPU, otherCPU = 0, 1
-
-// pinTo has the calling thread run on one CPU.
-func pinTo(cpu int) error {
-	var set unix.CPUSet
-	set.Set(cpu)
-	return unix.SchedSetaffinity(0, &set)
+// weigh puts the process into a control group with a weight, as the kubelet does with pods, or into the root for 0.
+func weigh(weight int) error {
+	const root, group = "/sys/fs/cgroup", "/sys/fs/cgroup/pods"
+	if _, err := os.Stat(group); err != nil {
+		if err := unix.Mount("cgroup2", root, "cgroup2", 0, ""); err != nil {
+			return fmt.Errorf("mount cgroup2: %w", err)
+		}
+		if err := os.Mkdir(group, 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(root+"/cgroup.subtree_control", []byte("+cpu"), 0); err != nil {
+			return err
+		}
+	}
+	if weight == 0 {
+		return os.WriteFile(root+"/cgroup.procs", []byte("0"), 0)
+	}
+	if err := os.WriteFile(group+"/cpu.weight", []byte(strconv.Itoa(weight)), 0); err != nil {
+		return err
+	}
+	return os.WriteFile(group+"/cgroup.procs", []byte("0"), 0)
 }
 
 // benchQueue is the queue under test. What the application does with a packet is the same in all cases.
@@ -283,6 +282,7 @@ type benchQueue struct {
 	thread   int  // of the NAPI
 	forward  bool // send packets back
 	received uint64
+	offered  uint64 // the number of the last frame
 	work     int
 	sum      uint64 // so that the checksums are not optimized away
 }
@@ -366,6 +366,7 @@ func (q *benchQueue) take(_ *busypoll.Queue, packets []xsk.Desc) int {
 		copy(p[6:12], target[:])
 	}
 	q.received += uint64(len(packets))
+	q.offered = traffic.Number(q.UMEM.Packet(packets[len(packets)-1]))
 	if q.forward {
 		return len(packets)
 	}

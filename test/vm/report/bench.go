@@ -4,12 +4,9 @@ package report
 type Bench struct {
 	Cases []BenchCase `json:"cases"`
 	Runs  int         `json:"runs"` // of each case, interleaved
-	// CPUs is how many the machine has.
-	CPUs int `json:"cpus"`
-	// PPS is how many frames a second are offered; 0: Overload times what busy polling takes.
-	PPS      int `json:"pps"`
+	// Overload is how many times what busy polling takes is offered.
 	Overload int `json:"overload"`
-	// FrameSize is in bytes.
+	// Work is how often the application adds up each frame.
 	Work int `json:"work"`
 }
 
@@ -21,16 +18,20 @@ type BenchCase struct {
 	DeferHardIRQs     uint32 `json:"deferHardIRQs"`
 	GROFlushTimeoutUs int    `json:"groFlushTimeoutUs"`
 	Threaded          bool   `json:"threaded"`
-	Copy              bool   `json:"copy"`
-	// OtherCPU has the interrupts served by another CPU than the application's.
-	OtherCPU bool `json:"otherCPU"`
+	Copy              bool   `json:"copy,omitempty"`
+	// Weight is that of the application's control group; 0: it is in the root group.
+	Weight int `json:"weight,omitempty"`
 	// Latency has the case measured for latency, too.
 	Latency bool `json:"latency"`
 }
 
-// Flood asks the host to send as many frames a second, or as many as it can where PPS is 0, until Quiet.
+// Flood asks the host to send until Quiet: Times as many frames as the emulator took at its best in the floods that were
+// to find out, of which this may be one.
 type Flood struct {
-	PPS int `json:"pps"`
+	Times    int  `json:"times"`
+	Capacity bool `json:"capacity,omitempty"`
+	// Scale changes the rate of the flood that is on: the guest's clock is not the host's.
+	Scale float64 `json:"scale,omitempty"`
 }
 
 // BenchRun is what one run of a case came to. Counts are those of the measured time.
@@ -45,6 +46,7 @@ type BenchRun struct {
 	ZeroCopy   bool    `json:"zeroCopy"`
 	BusyPoll   string  `json:"busyPoll"` // whether it really polls, in words
 	Seconds    float64 `json:"seconds"`
+	Offered    uint64  `json:"offered"`  // by the host, as the frames' numbers tell
 	Received   uint64  `json:"received"` // by the application
 	Interrupts uint64  `json:"interrupts"`
 	RXCalls    uint64  `json:"rxCalls"` // system calls of the loop

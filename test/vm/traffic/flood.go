@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,14 +21,18 @@ const (
 	// pingEvery is the pace of pings, pingLimit when one is lost.
 	pingEvery = 2 * time.Millisecond
 	pingLimit = 250 * time.Millisecond
-	seqAt     = 42 // behind the UDP header
+	numberAt  = 42 // behind the UDP header
 )
+
+// Nice is the priority of a flood's thread: on a machine with little to spare the other end must not be what is slow.
+const Nice = -15
 
 // Flood is one flow of frames into a device.
 type Flood struct {
 	fd      int
 	stop    atomic.Bool
 	done    sync.WaitGroup
+	rate    atomic.Int64 // frames a second; 0: as many as it can
 	offered uint64
 	took    time.Duration
 }
@@ -39,7 +44,8 @@ func StartFlood(device string, mac net.HardwareAddr, pps int) (*Flood, error) {
 		return nil, err
 	}
 	f := &Flood{fd: fd}
-	f.done.Go(func() { f.send(frame, pps) })
+	f.rate.Store(int64(pps))
+	f.done.Go(func() { f.send(frame) })
 	return f, nil
 }
 
@@ -65,11 +71,13 @@ func bound(device string, mac net.HardwareAddr, protocol uint16) (fd int, frame 
 	return fd, udp(ifi.HardwareAddr, mac, 0), nil
 }
 
-func (f *Flood) send(frame []byte, pps int) {
+func (f *Flood) send(frame []byte) {
+	runtime.LockOSThread() // for ever: the thread ends with this goroutine, and its priority with it
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), Nice)
 	start := time.Now()
 	last, due := start, 0.0
 	for !f.stop.Load() {
-		n := 64
+		n, pps := 64, f.rate.Load()
 		if pps > 0 {
 			now := time.Now()
 			due += float64(pps) * min(now.Sub(last), backlog).Seconds()
@@ -78,9 +86,10 @@ func (f *Flood) send(frame []byte, pps int) {
 			due -= float64(n)
 		}
 		for range n {
+			f.offered++
+			binary.BigEndian.PutUint64(frame[numberAt:], f.offered)
 			_, _ = unix.Write(f.fd, frame) // a full device drops frames, as a wire would
 		}
-		f.offered += uint64(n)
 		if pps > 0 {
 			time.Sleep(floodTick)
 		}
@@ -88,12 +97,23 @@ func (f *Flood) send(frame []byte, pps int) {
 	f.took = time.Since(start)
 }
 
+// Scale changes the rate of a flood that has one.
+func (f *Flood) Scale(by float64) { f.rate.Store(int64(float64(f.rate.Load()) * by)) }
+
 // Stop ends the flood and returns how many frames it has offered in what time.
 func (f *Flood) Stop() (offered uint64, took time.Duration) {
 	f.stop.Store(true)
 	f.done.Wait()
 	_ = unix.Close(f.fd)
 	return f.offered, f.took
+}
+
+// Number returns which of a flood's frames this is, from 1 on, those counted that found the device full.
+func Number(frame []byte) uint64 {
+	if len(frame) < numberAt+8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(frame[numberAt:])
 }
 
 // Pinger measures how long frames take to a NIC whose guest sends them back.
@@ -123,7 +143,7 @@ func StartPinger(device string, mac net.HardwareAddr) (*Pinger, error) {
 
 func (p *Pinger) ping(frame []byte) {
 	for seq := uint32(1); !p.stop.Load(); seq++ {
-		binary.BigEndian.PutUint32(frame[seqAt:], seq)
+		binary.BigEndian.PutUint32(frame[numberAt:], seq)
 		start := time.Now()
 		if _, err := unix.Write(p.fd, frame); err == nil && p.back(seq, start) {
 			p.trips = append(p.trips, time.Since(start))
@@ -139,7 +159,7 @@ func (p *Pinger) back(seq uint32, start time.Time) bool {
 	buf := make([]byte, 2048)
 	for time.Since(start) < pingLimit {
 		n, _, err := unix.Recvfrom(p.fd, buf, 0)
-		if err == nil && n >= seqAt+4 && binary.BigEndian.Uint32(buf[seqAt:]) == seq {
+		if err == nil && n >= numberAt+4 && binary.BigEndian.Uint32(buf[numberAt:]) == seq {
 			return true
 		}
 	}
