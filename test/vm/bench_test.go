@@ -150,7 +150,7 @@ func bench(t *testing.T, k kernel, p programs, b report.Bench) []report.BenchRun
 	}
 	runs, err := m.run(t.Context(), k, image)
 	if err != nil {
-		t.Errorf("Linux %s: %v", k.version, err)
+		t.Fatalf("Linux %s: %v", k.version, err)
 	}
 	return runs
 }

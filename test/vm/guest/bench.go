@@ -13,6 +13,7 @@ import (
 
 	"github.com/afxdp-project/afxdp/internal/lease"
 	"github.com/afxdp-project/afxdp/pkg/busypoll"
+	"github.com/afxdp-project/afxdp/pkg/netdev"
 	"github.com/afxdp-project/afxdp/pkg/xsk"
 	"github.com/afxdp-project/afxdp/test/vm/report"
 	"github.com/afxdp-project/afxdp/test/vm/traffic"
@@ -108,6 +109,13 @@ func (t *tester) benchOpen(n *nic, c report.BenchCase, run *report.BenchRun,
 	}
 	t.tag++
 	release, err := t.benchActivate(n, c)
+	for range 2 { // the driver takes a queue's NAPI away for moments
+		if !errors.Is(err, netdev.ErrNoNAPI) {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+		release, err = t.benchActivate(n, c)
+	}
 	if err != nil {
 		return err
 	}
