@@ -32,7 +32,7 @@ const (
 	benchQueue = 1 // of the NIC, the one that all frames go to
 	benchRuns  = 5
 	benchFile  = "../../build/bench-busypoll.json"
-	// benchWork is how often the application adds up each frame, which takes it about twice the kernel's time.
+	// benchWork is how often the application adds up each frame, which takes it two to three times the kernel's time.
 	benchWork = 10
 	overload  = 3
 	// podWeight is that of the control group of a pod that asks for one CPU.
