@@ -189,7 +189,7 @@ func (m *Manager) bringUp(n *nic, l *lease, d DeviceRequest) error {
 	if err := m.findZeroCopy(n, d); err != nil {
 		return err
 	}
-	if err := m.tune(n); err != nil {
+	if err := m.tunePatiently(n); err != nil {
 		return err
 	}
 	l.doc.State = StateActive

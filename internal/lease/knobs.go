@@ -142,6 +142,20 @@ func (m *Manager) tune(n *nic) error {
 	return errors.Join(append(errs, m.settle(n, link))...)
 }
 
+// napiPatience is how long a driver may have its NAPIs away while it resets its rings.
+const napiPatience = time.Second
+
+// tunePatiently tunes a NIC that was just changed: its driver may be making the NAPIs anew.
+func (m *Manager) tunePatiently(n *nic) error {
+	for deadline := time.Now().Add(napiPatience); ; time.Sleep(20 * time.Millisecond) {
+		err := m.tune(n)
+		away := errors.Is(err, netdev.ErrNoNAPI) || errors.Is(err, errNoNAPI)
+		if !away || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
 // hold has a lease hold the knobs that its settings ask for, and no others. What it changes is not in the journal yet.
 func (m *Manager) hold(n *nic, link netdev.Link, l *lease) error {
 	want := wanted(l.doc.Settings)

@@ -19,6 +19,7 @@ type fakeNAPIs struct {
 	older    bool                    // it has no settings by NAPI
 	old      bool                    // it has no threaded and no irq-suspend-timeout by NAPI
 	deaf     bool                    // the driver ignores what is set
+	away     int                     // so many settings find the NAPI gone for a moment
 	cpus     map[int]netdev.CPUs     // by interrupt, which a NAPI has by its own number
 	managed  bool                    // the kernel moves no interrupt for us
 }
@@ -71,6 +72,10 @@ func (f *fakeNAPIs) SetIRQAffinity(irq int, cpus netdev.CPUs) error {
 func (f *fakeNAPIs) SetNAPI(id uint32, change netdev.NAPISettings) error {
 	s, ok := f.settings[id]
 	if !ok {
+		return fmt.Errorf("set NAPI %d: %w", id, netdev.ErrNoNAPI)
+	}
+	if f.away > 0 {
+		f.away--
 		return fmt.Errorf("set NAPI %d: %w", id, netdev.ErrNoNAPI)
 	}
 	if f.deaf {
@@ -207,6 +212,19 @@ func TestNAPIsThatAreAwayForAMoment(t *testing.T) {
 	f.want(t, "with NAPIs again", map[uint32]fakeSettings{11: ours, 12: operators, 13: operators, 14: operators})
 	n.del(alice)
 	f.want(t, "at the end", map[uint32]fakeSettings{11: operators, 12: operators, 13: operators, 14: operators})
+}
+
+// An attach or a bind resets rings, and their NAPIs are away while it does: ADD and open wait for them.
+func TestNAPIThatIsAwayDuringADDIsWaitedFor(t *testing.T) {
+	n, f := napiNode(t, operators, 11, 12, 13, 14)
+	f.away = 3
+	n.add(alice, 0)
+	f.want(t, "leased", map[uint32]fakeSettings{11: ours, 12: operators, 13: operators, 14: operators})
+	f.settings[11], f.away = operators, 3
+	if tuning, err := n.TuneAgain(deviceID(0), alice.cookie); err != nil || !tuning.Deferral {
+		t.Errorf("after a bind: %+v, %v", tuning, err)
+	}
+	n.del(alice)
 }
 
 // Drivers keep the settings of a NAPI while the NIC is down, when it cannot be reached: it is put back when it can.

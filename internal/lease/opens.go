@@ -101,7 +101,7 @@ func (m *Manager) TuneAgain(device string, cookie uint64) (Tuning, error) {
 	if err != nil {
 		return Tuning{}, err
 	}
-	if err := m.tune(n); err != nil {
+	if err := m.tunePatiently(n); err != nil {
 		return Tuning{}, err
 	}
 	return m.tuning(link, l)
