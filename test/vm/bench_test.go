@@ -249,7 +249,7 @@ func (m *benchMachine) run(ctx context.Context, k kernel, image string) (runs []
 	case readErr != nil:
 		return runs, readErr
 	case !done:
-		return runs, fmt.Errorf("the guest ended without a word (QEMU: %v; %s; console: %s)", waitErr, &stderr, m.console)
+		return runs, fmt.Errorf("the guest ended without a word (QEMU: %s; %s; console: %s)", fmt.Sprint(waitErr), &stderr, m.console)
 	}
 	return runs, nil
 }
