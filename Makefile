@@ -37,6 +37,7 @@ bench-busypoll: setup-vm ## busy polling against interrupts under overload, in a
 .PHONY: build
 build: ## the static programs, into build/bin
 	@mkdir -p $(BIN)
+	@[ -e $(BIN)/afxdp-bench ] || echo "downloading modules and building: the first time this takes minutes"
 	@for p in $(PROGRAMS); do CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$$p ./cmd/$$p || exit 1; done
 
 .PHONY: lint
@@ -62,6 +63,6 @@ setup-demo setup-test setup-vm setup-lint: setup-%:
 # The tools have a module of their own, so that their dependencies are not the project's.
 $(TOOLS)/%: tools/go.mod
 	@mkdir -p $(TOOLS)
-	@echo "building $* (once; golangci-lint takes a few minutes)"
+	@echo "building $* (once; it may take minutes)"
 	@cd tools && $(GO) build -o $(TOOLS)/ $$($(GO) list tool | grep '/$*$$')
 	@touch $@

@@ -6,7 +6,7 @@ set -euo pipefail
 # command:Debian package
 case $1 in
 demo) needs=() ;;
-test) needs=(gcc:gcc ip:iproute2) ;;
+test) needs=(gcc:gcc stdlib.h:libc6-dev ip:iproute2) ;;
 vm) needs=(xz:xz-utils) ;;
 lint) needs=(gcc:gcc clang:clang llvm-strip:llvm protoc:protobuf-compiler bpf/bpf_helpers.h:libbpf-dev google/protobuf/empty.proto:libprotobuf-dev) ;;
 *)
@@ -16,13 +16,21 @@ lint) needs=(gcc:gcc clang:clang llvm-strip:llvm protoc:protobuf-compiler bpf/bp
 esac
 
 if ! command -v "${GO:-go}" >/dev/null; then
-	echo "missing: Go 1.26 (https://go.dev/dl)" >&2
+	echo "missing: Go 1.26.8 or later" >&2
 	exit 1
 fi
+case $1 in
+demo | vm)
+	if [ "$(id -u)" != 0 ]; then
+		echo "this makes network namespaces and NICs: run it as root" >&2
+		exit 1
+	fi
+	;;
+esac
 
 present() {
 	case $1 in
-	*/*) [ -e "/usr/include/$1" ] ;; # a header or a .proto file
+	*.h | *.proto) [ -e "/usr/include/$1" ] ;;
 	*) command -v "$1" >/dev/null ;;
 	esac
 }

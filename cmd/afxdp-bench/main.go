@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
@@ -23,6 +24,17 @@ const (
 	exitEnded   = 4 // they were lost while they were used
 )
 
+// version is set by the linker.
+var version = ""
+
+// buildVersion returns the linker's version, or what the toolchain knows of the checkout.
+func buildVersion() string {
+	if info, ok := debug.ReadBuildInfo(); version == "" && ok {
+		return info.Main.Version
+	}
+	return version
+}
+
 func main() { os.Exit(command(os.Args[1:], os.Stdout, os.Stderr)) }
 
 func command(args []string, stdout, stderr io.Writer) int {
@@ -35,6 +47,10 @@ func command(args []string, stdout, stderr io.Writer) int {
 		say(err)
 		_, _ = fmt.Fprintln(stderr, "See afxdp-bench --help.")
 		return exitUsage
+	}
+	if o.version {
+		_, _ = fmt.Fprintln(stdout, "afxdp-bench", buildVersion())
+		return exitOK
 	}
 	ctx, restore := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer restore()

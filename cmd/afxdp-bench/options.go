@@ -42,6 +42,7 @@ type options struct {
 	source, target net.HardwareAddr
 	json           bool
 	progress       time.Duration
+	version        bool
 }
 
 const (
@@ -114,8 +115,13 @@ func parseOptions(args []string, help io.Writer) (*options, error) {
 	fs.DurationVar(&o.progress, "progress", 0,
 		"with --json: print the summary so far at this interval too, an object a line, the first when packets can come")
 
+	fs.BoolVar(&o.version, "version", false, "print the version and end")
+
 	if err := fs.Parse(args); err != nil {
 		return nil, err
+	}
+	if o.version {
+		return o, nil
 	}
 	var err error
 	if o.mode, err = parseMode(fs.Args()); err != nil {

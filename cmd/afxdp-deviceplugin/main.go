@@ -61,7 +61,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		logLevel    = flags.String("log-level", "info", "debug, info, warn or error")
 		showVersion = flags.Bool("version", false, "print the version and exit")
 	)
-	flags.Usage = func() { _, _ = fmt.Fprint(stderr, usage+flags.FlagUsages()) }
+	flags.Usage = func() { _, _ = fmt.Fprint(stdout, usage+flags.FlagUsages()) }
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
 			return 0
@@ -87,7 +87,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		log.Warn("configuration", "warning", w.String())
 	}
 	if *check {
-		_, _ = fmt.Fprintf(stdout, "%s: %d pools, no errors, %d warnings\n", *file, len(pools.Pools), len(warnings))
+		_, _ = fmt.Fprintf(stdout, "%s: pools: %d, errors: 0, warnings: %d\n", *file, len(pools.Pools), len(warnings))
 		return 0
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

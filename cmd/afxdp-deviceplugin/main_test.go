@@ -29,7 +29,7 @@ func TestWrongUseIsToldBeforeAnythingHasChanged(t *testing.T) {
 		"no configuration": {[]string{"--config", filepath.Join(dir, "none.yaml")}, 2, []string{"none.yaml"}},
 		"all mistakes":     {[]string{"--config", bad}, 2, []string{"budget: 70000 is out of range: 0 to 65535", "unknown field: did you mean queues?"}},
 		"example": {
-			[]string{"--config", "../../deployments/config.example.yaml", "--check"}, 0, []string{"2 pools, no errors"},
+			[]string{"--config", "../../deployments/config.example.yaml", "--check"}, 0, []string{"pools: 2, errors: 0"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

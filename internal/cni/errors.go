@@ -16,7 +16,7 @@ const (
 	codeTaken         uint = 103 // the device is leased to another pod
 )
 
-const adviceAgent = "is the afxdp-deviceplugin DaemonSet running on this node? See its log"
+const adviceAgent = "is the node agent, afxdp-deviceplugin, running on this node? See its log"
 
 // failf returns a CNI error with a code and no advice.
 func failf(code uint, format string, a ...any) *types.Error {
