@@ -71,27 +71,6 @@ func makeCPUs(all []int) CPUs {
 	return CPUs(strings.Join(parts, ","))
 }
 
-// List returns the set's CPUs in ascending order. A set that did not come from this package may be empty.
-func (c CPUs) List() []int {
-	canonical, err := ParseCPUs(string(c))
-	if err != nil {
-		return nil
-	}
-	var all []int
-	for part := range strings.SplitSeq(string(canonical), ",") {
-		from, to, isRange := strings.Cut(part, "-")
-		first, _ := strconv.Atoi(from)
-		last := first
-		if isRange {
-			last, _ = strconv.Atoi(to)
-		}
-		for cpu := first; cpu <= last; cpu++ {
-			all = append(all, cpu)
-		}
-	}
-	return all
-}
-
 func (h *Handle) irqFile(irq int) string {
 	return filepath.Join(h.procfs, "irq", strconv.Itoa(irq), "smp_affinity_list")
 }
@@ -135,39 +114,4 @@ func (h *Handle) SetIRQAffinity(irq int, cpus CPUs) error {
 		return fmt.Errorf("set affinity of interrupt %d to %s: %w", irq, cpus, err)
 	}
 	return nil
-}
-
-// ThreadAffinity returns the CPUs that a thread may run on. [ErrNoNAPI] when there is no such thread (any more).
-func ThreadAffinity(pid int) (CPUs, error) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(pid, &set); err != nil {
-		return "", fmt.Errorf("read affinity of thread %d: %w", pid, noThread(err))
-	}
-	var all []int
-	for cpu := range len(set) * 64 {
-		if set.IsSet(cpu) {
-			all = append(all, cpu)
-		}
-	}
-	return makeCPUs(all), nil
-}
-
-// SetThreadAffinity has a thread, such as a NAPI's, run on the given CPUs only. A kernel thread of another PID namespace
-// cannot be named. Needs CAP_SYS_NICE.
-func SetThreadAffinity(pid int, cpus CPUs) error {
-	var set unix.CPUSet
-	for _, cpu := range cpus.List() {
-		set.Set(cpu)
-	}
-	if err := unix.SchedSetaffinity(pid, &set); err != nil {
-		return fmt.Errorf("set affinity of thread %d to %s: %w", pid, cpus, noThread(err))
-	}
-	return nil
-}
-
-func noThread(err error) error {
-	if errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("%w: %w", ErrNoNAPI, err)
-	}
-	return err
 }
