@@ -46,7 +46,7 @@ func ourInterface(version string) map[string]any {
 
 func TestAddAppendsTheNICsToTheResult(t *testing.T) {
 	netns := testutil.NewNetns(t)
-	for _, version := range []string{"0.4.0", "1.0.0", "1.1.0"} {
+	for _, version := range specVersions() {
 		t.Run(version, func(t *testing.T) {
 			agent, _ := startAgent(t)
 			r := newRig(onePod())
@@ -152,7 +152,7 @@ func TestAddPassesPodsWithoutDevicesWithoutTheAgent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			agent, stop := startAgent(t)
-			for _, version := range []string{"0.4.0", "1.0.0", "1.1.0"} {
+			for _, version := range specVersions() {
 				r := newRig(nil)
 				stdin := conf(version, agent.socket, map[string]any{"prevResult": prevResult(version)})
 				// Not even the namespace is looked at.
@@ -192,16 +192,18 @@ func TestAddPassesThePreviousResultByteForByte(t *testing.T) {
 
 func TestAddTakesAPreviousResultOfAnotherVersion(t *testing.T) {
 	r := newRig(nil)
+	for from, to := range map[string]string{"0.4.0": "1.1.0", "0.3.1": "1.0.0", "0.3.0": "0.3.1", "1.0.0": "0.3.1", "1.1.0": "0.4.0"} {
+		if err := r.Add(cmdArgs("", "", conf(to, "/a", map[string]any{"prevResult": prevResult(from)}))); err != nil {
+			t.Fatal(err)
+		}
+		got, err := create.Create(to, r.stdout.Bytes())
+		if err != nil || got.Version() != to || !strings.Contains(r.stdout.String(), "10.1.0.5/16") {
+			t.Errorf("%s to %s: got %s, %v", from, to, r.stdout.Bytes(), err)
+		}
+		r.stdout.Reset()
+	}
 	prev := prevResult("0.4.0")
-	if err := r.Add(cmdArgs("", "", conf("1.1.0", "/a", map[string]any{"prevResult": prev}))); err != nil {
-		t.Fatal(err)
-	}
-	got, err := create.Create("1.1.0", r.stdout.Bytes())
-	if err != nil || got.Version() != "1.1.0" || !strings.Contains(r.stdout.String(), "10.1.0.5/16") {
-		t.Errorf("got %s, %v", r.stdout.Bytes(), err)
-	}
 	delete(prev, "cniVersion")
-	r.stdout.Reset()
 	if err := r.Add(cmdArgs("", "", conf("0.4.0", "/a", map[string]any{"prevResult": prev}))); err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +211,7 @@ func TestAddTakesAPreviousResultOfAnotherVersion(t *testing.T) {
 		t.Errorf("without a version: got %v", got)
 	}
 	prev["cniVersion"] = "9.0.0"
-	err = r.Add(cmdArgs("", "", conf("1.1.0", "/a", map[string]any{"prevResult": prev})))
+	err := r.Add(cmdArgs("", "", conf("1.1.0", "/a", map[string]any{"prevResult": prev})))
 	wantCode(t, err, types.ErrIncompatibleCNIVersion)
 }
 

@@ -29,7 +29,7 @@ func TestBinary(t *testing.T) {
 	for name, test := range map[string]func(*testing.T, string){
 		"is static":                             testBinaryIsStatic,
 		"explains itself by hand":               testBinaryByHand,
-		"speaks three versions":                 testBinaryVersions,
+		"speaks five versions":                  testBinaryVersions,
 		"serves a chain from ADD to DEL":        testBinaryInChain,
 		"serves an attachment by device id":     testBinaryAsAttachment,
 		"finds devices of init containers":      testBinaryInitContainer,
@@ -65,7 +65,7 @@ func testBinaryByHand(t *testing.T, bin string) {
 		{"--version", 0, "afxdp-cni v9.8.7", ""},
 		{"--help", 0, "agentSocket", ""},
 		{"--frobnicate", 2, "", `"--frobnicate"`},
-		{"", 0, "", "CNI protocol versions supported: 0.4.0, 1.0.0, 1.1.0"},
+		{"", 0, "", "CNI protocol versions supported: 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0"},
 	} {
 		cmd := exec.Command(bin)
 		if tc.arg != "" {
@@ -88,17 +88,19 @@ func testBinaryByHand(t *testing.T, bin string) {
 func testBinaryVersions(t *testing.T, bin string) {
 	n := newNode(t, bin, fakekubelet.Config{})
 	info, err := n.cni.GetVersionInfo(t.Context(), "afxdp-cni")
-	if err != nil || !slices.Equal(info.SupportedVersions(), []string{"0.4.0", "1.0.0", "1.1.0"}) {
+	if err != nil || !slices.Equal(info.SupportedVersions(), specVersions()) {
 		t.Errorf("got %v, %v", info, err)
 	}
-	_, err = n.cni.AddNetworkList(t.Context(), n.chain(t, "0.3.1", ""), runtimeConf("u1", "/nowhere"))
-	wantCode(t, err, types.ErrIncompatibleCNIVersion)
+	for _, version := range []string{"0.1.0", "0.2.0", "2.0.0"} {
+		_, err := n.run(t.Context(), bin, "ADD", n.chain(t, version, ""), runtimeConf("u1", "/nowhere"))
+		wantCode(t, err, types.ErrIncompatibleCNIVersion)
+	}
 }
 
 func testBinaryInChain(t *testing.T, bin string) {
 	n := newNode(t, bin, fakekubelet.Config{})
 	n.addPod(t, "u1", "eth1-q0", "eth1-q1")
-	for _, version := range []string{"0.4.0", "1.0.0", "1.1.0"} {
+	for _, version := range specVersions() {
 		rt, list := runtimeConf("u1", testutil.NewNetns(t).Path()), n.chain(t, version, "")
 		got, err := n.cni.AddNetworkList(t.Context(), list, rt)
 		if err != nil {
@@ -123,7 +125,7 @@ func testBinaryInChain(t *testing.T, bin string) {
 		if !slices.Equal(ids, []string{"eth1-q0", "eth1-q1"}) {
 			t.Errorf("%s: the agent was told of %v", version, ids)
 		}
-		if err := n.cni.CheckNetworkList(t.Context(), list, rt); err != nil {
+		if err := n.cni.CheckNetworkList(t.Context(), list, rt); !checked(version, err) {
 			t.Errorf("%s: CHECK: %v", version, err)
 		}
 		for range 2 {
@@ -138,6 +140,14 @@ func testBinaryInChain(t *testing.T, bin string) {
 	if n.stderr.Len() != 0 {
 		t.Errorf("stderr: %s", n.stderr.Bytes())
 	}
+}
+
+// checked reports whether err is what CHECK has to end with: before 0.4.0 the specification has none.
+func checked(version string, err error) bool {
+	if strings.HasPrefix(version, "0.3.") {
+		return errors.Is(err, libcni.ErrorCheckNotSupp)
+	}
+	return err == nil
 }
 
 func testBinaryAsAttachment(t *testing.T, bin string) {

@@ -161,6 +161,9 @@ func (d fakeDevices) find(_ context.Context, _ string, pod kubelet.Pod) ([]kubel
 	return d[pod.UID], nil
 }
 
+// specVersions lists the versions of the CNI specification that the plugin has to speak.
+func specVersions() []string { return []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} }
+
 const podArgs = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;K8S_POD_INFRA_CONTAINER_ID=c1;K8S_POD_UID=u1"
 
 // onePod has two devices for the app container of pod u1, which has no others.

@@ -17,8 +17,9 @@ import (
 	"github.com/afxdp-project/afxdp/internal/kubelet"
 )
 
-// supported lists the versions of the CNI specification that the plugin speaks.
-var supported = version.PluginSupports("0.4.0", "1.0.0", "1.1.0")
+// supported lists the versions of the CNI specification that the plugin speaks. The main networks of many nodes have
+// configurations of 0.3.1 or 0.3.0, and a chained plugin that refused those would refuse every pod of the node.
+var supported = version.PluginSupports("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 // Plugin answers CNI requests. Its methods return a [types.Error] with a CNI code wherever the cause is known.
 type Plugin struct {
