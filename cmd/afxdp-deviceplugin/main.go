@@ -37,6 +37,7 @@ everything back when they go. Stopping or restarting it leaves leases and traffi
 Usage:
   afxdp-deviceplugin --config FILE [flags]
   afxdp-deviceplugin --config FILE --check     # only check the configuration
+  afxdp-deviceplugin install [flags]           # put CNI plugin and BPF filesystem on the node; see install --help
 
 Capabilities: NET_ADMIN, NET_RAW, BPF, IPC_LOCK. Linux 6.4 or later.
 Exit codes: 0 stopped by a signal, 1 failed, 2 wrong flags or configuration.
@@ -47,6 +48,9 @@ Flags:
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
 func run(args []string, stdout, stderr io.Writer) int {
+	if len(args) > 0 && args[0] == "install" {
+		return runInstall(args[1:], stdout, stderr)
+	}
 	flags := pflag.NewFlagSet("afxdp-deviceplugin", pflag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.SortFlags = false

@@ -23,6 +23,11 @@ func TestWrongUseIsToldBeforeAnythingHasChanged(t *testing.T) {
 		"help":             {[]string{"--help"}, 0, []string{"Usage:", "--config", "Exit codes"}},
 		"version":          {[]string{"--version"}, 0, []string{"afxdp-deviceplugin "}},
 		"unknown flag":     {[]string{"--confg", "x"}, 2, []string{"unknown flag: --confg"}},
+		"install help":     {[]string{"install", "--help"}, 0, []string{"Usage:", "--cni-bin-dir", "--bpffs"}},
+		"install argument": {[]string{"install", "now"}, 2, []string{`unexpected argument "now"`}},
+		"install nothing": {
+			[]string{"install", "--cni-bin-dir", dir, "--cni-plugin", bad + "x", "--bpffs", ""}, 1, []string{bad + "x", "no such file"},
+		},
 		"argument":         {[]string{"start"}, 2, []string{`unexpected argument "start"`}},
 		"log format":       {[]string{"--log-format", "xml"}, 2, []string{"neither text nor json"}},
 		"log level":        {[]string{"--log-level", "loud"}, 2, []string{"--log-level"}},
@@ -43,5 +48,18 @@ func TestWrongUseIsToldBeforeAnythingHasChanged(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestInstallSaysWhatItDid(t *testing.T) {
+	dir := t.TempDir()
+	for _, want := range []string{"installed", "is up to date"} {
+		var out strings.Builder
+		if code := run([]string{"install", "--cni-bin-dir", dir, "--cni-plugin", "/proc/self/exe", "--bpffs", ""}, &out, &out); code != 0 {
+			t.Fatalf("exit code %d: %s", code, &out)
+		}
+		if got := out.String(); got != filepath.Join(dir, "afxdp-cni")+": "+want+"\n" {
+			t.Errorf("output %q, want that it %s", got, want)
+		}
 	}
 }
