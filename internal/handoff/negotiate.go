@@ -41,7 +41,7 @@ func (s *session) negotiate(m *wire.Open, g lease.Grant, socket *xsk.Socket) (*w
 		o.Text = strings.TrimPrefix(o.Text+"; ", "; ") +
 			"not set, since kernel or driver have it for the whole NIC only, if at all: " + g.Tuning.Missing
 	}
-	return o, lease.Socket{Cookie: cookie, Group: s.group, ZeroCopy: zeroCopy}, nil
+	return o, lease.Socket{Cookie: cookie, Group: s.group, ZeroCopy: zeroCopy, Frames: s.frames}, nil
 }
 
 // setBusyPoll sets the socket's options for busy polling and returns why it cannot work, if so.

@@ -42,7 +42,7 @@ func (s *session) register(m *wire.UMEM, fd int) (wire.Message, error) {
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())
 	}
-	s.first, s.group, s.zeroCopy = socket, cookie, zeroCopy
+	s.first, s.group, s.zeroCopy, s.frames = socket, cookie, zeroCopy, uint32(m.Length/uint64(m.FrameSize))
 	return &wire.UMEMOK{ZeroCopy: bit(zeroCopy)}, nil
 }
 
@@ -71,7 +71,7 @@ func (s *session) join(fd int) (wire.Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.group, s.zeroCopy = found.Group, found.ZeroCopy
+	s.group, s.zeroCopy, s.frames = found.Group, found.ZeroCopy, found.Frames
 	return &wire.Joined{ZeroCopy: bit(s.zeroCopy)}, nil
 }
 
@@ -98,7 +98,7 @@ func (s *session) resume(m *wire.Resume, fd int) (wire.Message, error) {
 		return nil, errors.Join(err, socket.Close())
 	}
 	s.open[device] = l.Epoch
-	s.group, s.zeroCopy = l.Socket.Group, l.Socket.ZeroCopy
+	s.group, s.zeroCopy, s.frames = l.Socket.Group, l.Socket.ZeroCopy, l.Socket.Frames
 	s.endpoint.log.Debug("socket resumed", "device", device, "pod", l.Pod.String())
 	return &wire.Resumed{Device: m.Device, Epoch: l.Epoch}, nil
 }

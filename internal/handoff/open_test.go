@@ -2,6 +2,7 @@ package handoff_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -39,6 +40,43 @@ func TestHandedSocketsAreBound(t *testing.T) {
 		}
 		if _, err := s.Map(xsk.RingSizes{Fill: o.Fill, Completion: o.Completion, RX: o.RX, TX: o.TX}); err != nil {
 			t.Errorf("device %d: %v", i, err)
+		}
+	}
+}
+
+func TestEachOpenIsToldWithItsOutcome(t *testing.T) {
+	n := handofftest.New(t)
+	var outcomes []string
+	n.Server.OnOpen = func(pool string, took time.Duration, refused *wire.Error) {
+		outcome := pool
+		if refused != nil {
+			outcome += " " + refused.Code.String()
+		}
+		if took <= 0 {
+			t.Errorf("%s took %v", outcome, took)
+		}
+		outcomes = append(outcomes, outcome)
+	}
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0, 1)
+	path := n.Serve("x", 0, 1)
+	c := connect(t, p, path)
+	c.refused(goodOpen(0), -1, wire.CodeNoUMEM, "")
+	c.umem()
+	_, s := c.open(0)
+	c.refused(goodOpen(7), -1, wire.CodeNoDevice, "")
+	// A UMEM that is joined has as many frames as the one that was brought.
+	joined := connect(t, p, path)
+	if m, _ := joined.ask(&wire.Join{}, s.FD()); m.Type() != wire.TypeJoined {
+		t.Fatalf("JOIN was answered with %+v", m)
+	}
+	joined.open(1)
+	if want := []string{"fast no_umem", "fast", "fast no_device", "fast"}; !slices.Equal(outcomes, want) {
+		t.Errorf("told of %q, want %q", outcomes, want)
+	}
+	for _, l := range n.Leases.Leases() {
+		if l.Socket == nil || l.Socket.Frames != umemSize/4096 {
+			t.Errorf("socket of %s: %+v, want %d frames", l.Device, l.Socket, umemSize/4096)
 		}
 	}
 }

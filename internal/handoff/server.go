@@ -33,6 +33,10 @@ type Allocation struct {
 
 // Server serves the sockets of allocations.
 type Server struct {
+	// OnOpen, if set before the first Serve, is told of each OPEN: the allocation's pool, how long it took, and what it
+	// was refused with or nil. It is called from the connections' goroutines, and must not block.
+	OnOpen func(pool string, took time.Duration, refused *wire.Error)
+
 	leases    *lease.Manager
 	log       *slog.Logger
 	deadlines deadlines

@@ -29,6 +29,7 @@ const refusalTimeout = 10 * time.Millisecond
 // session is one connection. Its goroutine reads requests one after the other; only revoke comes from elsewhere.
 type session struct {
 	leases     *lease.Manager
+	onOpen     func(pool string, took time.Duration, refused *wire.Error)
 	deadlines  deadlines
 	endpoint   *endpoint
 	allocation Allocation
@@ -38,6 +39,7 @@ type session struct {
 	first    *xsk.Socket       // has the UMEM, is not bound yet
 	group    uint64            // cookie of the socket that has or had the UMEM first; 0: no UMEM
 	zeroCopy bool              // of the UMEM
+	frames   uint32            // of the UMEM
 	open     map[string]uint64 // epoch by device
 	mayKick  map[string]bool   // devices that were opened on this connection and have no kick socket
 
@@ -47,7 +49,7 @@ type session struct {
 
 func newSession(s *Server, e *endpoint, a Allocation, conn *wire.Conn) *session {
 	return &session{
-		leases: s.leases, deadlines: s.deadlines, endpoint: e, allocation: a, conn: conn,
+		leases: s.leases, onOpen: s.OnOpen, deadlines: s.deadlines, endpoint: e, allocation: a, conn: conn,
 		open: make(map[string]uint64), mayKick: make(map[string]bool), last: -1,
 	}
 }
@@ -167,7 +169,10 @@ func (s *session) answer(r wire.Received) (wire.Message, int, error) {
 		answer, err := s.register(m, r.FD)
 		return answer, -1, err
 	case *wire.Open:
-		return s.openDevice(m)
+		begin := time.Now()
+		answer, fd, err := s.openDevice(m)
+		s.opened(time.Since(begin), err)
+		return answer, fd, err
 	case *wire.Resume:
 		answer, err := s.resume(m, r.FD)
 		return answer, -1, err
@@ -189,6 +194,18 @@ func (s *session) answer(r wire.Received) (wire.Message, int, error) {
 		return &wire.Closed{Device: m.Device}, -1, nil
 	}
 	return nil, -1, malformed("%s is no request, or came twice", r.Message.Type())
+}
+
+// opened tells how an OPEN went.
+func (s *session) opened(took time.Duration, err error) {
+	if s.onOpen == nil {
+		return
+	}
+	var refused *wire.Error
+	if err != nil {
+		refused = toWire(err)
+	}
+	s.onOpen(s.allocation.Pool, took, refused)
 }
 
 func (s *session) send(id uint32, m wire.Message, fd int) error {

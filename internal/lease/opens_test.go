@@ -29,6 +29,14 @@ func TestOpenedSocketGetsItsQueuesPackets(t *testing.T) {
 		t.Errorf("statistics of %v, want those of one device", s)
 	}
 
+	o := n.Observe()
+	if s := o.Sockets[deviceID(1)]; len(o.Leases) != 2 || len(o.Sockets) != 1 || s == nil || o.Unclaimed[near][1] != 1 {
+		t.Errorf("observed: %+v, want two leases, the socket of one and a packet that found none before", o)
+	} else if cookie, err := s.Cookie(); err != nil || cookie != process.record().Cookie {
+		t.Errorf("observed a socket with cookie %d, %v; want %d", cookie, err, process.record().Cookie)
+	}
+	n.ok(o.Close())
+
 	// The connection is lost: the packets still go to the pod. Only the agent's descriptor is gone.
 	n.Closed(deviceID(1), g.Epoch, false)
 	process.wantPacket("its connection lost:", from)

@@ -107,6 +107,7 @@ type Socket struct {
 	Cookie   uint64 `json:"cookie"` // SO_COOKIE
 	Group    uint64 `json:"group"`  // cookie of the socket with which the UMEM was registered
 	ZeroCopy bool   `json:"zeroCopy"`
+	Frames   uint32 `json:"frames,omitempty"` // of the UMEM; 0: not known
 }
 
 // nicDoc is the journal's document of one NIC.

@@ -50,12 +50,8 @@ func TestDocumentationIsTheProtocol(t *testing.T) {
 			t.Errorf("whether a descriptor comes with %s: %s", typ, row)
 		}
 	}
-	for code, name := range map[Code]string{
-		CodeMalformed: "MALFORMED", CodeVersion: "VERSION", CodeNotLeased: "NOT_LEASED", CodeState: "STATE", CodeLimit: "LIMIT",
-		CodeInvalid: "INVALID", CodeBusy: "BUSY", CodeUnsupported: "UNSUPPORTED", CodeNoDevice: "NO_DEVICE",
-		CodeNotYours: "NOT_YOURS", CodeInternal: "INTERNAL", CodeEnded: "ENDED", CodeNoUMEM: "NO_UMEM",
-	} {
-		has("| %d | %s | ", code, name)
+	for code := CodeMalformed; code <= CodeNoUMEM; code++ {
+		has("| %d | %s | ", code, strings.ToUpper(code.String()))
 	}
 	has("at most 16,384 bytes")
 	has("their number, at most %d", MaxDevices)

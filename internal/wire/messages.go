@@ -198,6 +198,20 @@ const (
 	CodeNoUMEM      Code = 13 // the connection has no UMEM, or no socket on it is open any more: UMEM or JOIN, then again
 )
 
+// String returns the code in one word, as metrics have it.
+func (c Code) String() string {
+	names := [...]string{
+		CodeMalformed: "malformed", CodeVersion: "version", CodeNotLeased: "not_leased", CodeState: "state",
+		CodeLimit: "limit", CodeInvalid: "invalid", CodeBusy: "busy", CodeUnsupported: "unsupported",
+		CodeNoDevice: "no_device", CodeNotYours: "not_yours", CodeInternal: "internal", CodeEnded: "ended",
+		CodeNoUMEM: "no_umem",
+	}
+	if c == 0 || uint64(c) >= uint64(len(names)) {
+		return fmt.Sprintf("code_%d", uint32(c))
+	}
+	return names[c]
+}
+
 // Error answers any request that fails. It is also an error value.
 type Error struct {
 	Code Code
