@@ -225,7 +225,8 @@ func settings(p config.Pool) lease.Settings {
 		AllowGeneric: p.AllowGeneric, CountUnclaimed: p.CountUnclaimed,
 		BusyPollBudget: p.BusyPoll.Budget, BusyPollTimeout: p.BusyPoll.Timeout,
 		DeferHardIRQs: uint32(p.BusyPoll.DeferHardIRQs), GROFlushTimeout: p.BusyPoll.GROFlushTimeout,
-		IRQSuspendTimeout: p.BusyPoll.IRQSuspendTimeout, Threaded: p.BusyPoll.Threaded, IRQCPUs: p.BusyPoll.IRQCPUs,
+		IRQSuspendTimeout: p.BusyPoll.IRQSuspendTimeout, Threaded: p.BusyPoll.Threaded, ThreadCPUs: p.BusyPoll.ThreadCPUs,
+		IRQCPUs: p.BusyPoll.IRQCPUs,
 		MaxUMEM: uint64(p.Limits.MaxUMEM), MaxFrames: uint32(p.Limits.MaxFrames), MaxRingSize: uint32(p.Limits.MaxRingSize),
 	}
 }

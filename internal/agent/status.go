@@ -36,6 +36,8 @@ type LeaseStatus struct {
 	Open     bool          `json:"open"`
 	ZeroCopy bool          `json:"zeroCopy"` // of the socket that was last made
 	Drops    *DropCounters `json:"drops,omitempty"`
+	// Unmet is what the pool asks for that the lease does not have, in words.
+	Unmet string `json:"unmet,omitempty"`
 }
 
 // DropCounters are a socket's losses by cause, under the kernel's names (struct xdp_statistics).
@@ -49,7 +51,7 @@ type DropCounters struct {
 
 func (a *Agent) status() Status {
 	s := Status{Version: a.config.Version, Unclaimed: a.leases.Unclaimed(), Devices: []DeviceStatus{}}
-	drops := a.leases.Statistics()
+	drops, unmet := a.leases.Statistics(), a.leases.Unmet()
 	devices, problems := a.inventory.last()
 	s.Problems = problems
 	for _, pool := range a.inventory.pools() {
@@ -57,7 +59,7 @@ func (a *Agent) status() Status {
 			ds := DeviceStatus{ID: d.ID, Pool: pool, NUMANode: d.NUMANode, Healthy: d.Healthy, Reason: d.Reason}
 			if l, ok := a.leases.Lease(d.ID); ok {
 				st, open := drops[d.ID]
-				ds.Lease = &LeaseStatus{Pod: l.Pod, State: l.State, Open: open, ZeroCopy: l.Socket != nil && l.Socket.ZeroCopy}
+				ds.Lease = &LeaseStatus{Pod: l.Pod, State: l.State, Open: open, ZeroCopy: l.Socket != nil && l.Socket.ZeroCopy, Unmet: unmet[d.ID]}
 				if open {
 					ds.Lease.Drops = dropCounters(st)
 				}

@@ -106,6 +106,9 @@ type BusyPoll struct {
 	// Threaded has a kernel thread poll the queue's NAPI instead of softirq. It is independent of Budget, which is
 	// usually 0 then. Settable by NAPI only (Linux 6.17). The default is false.
 	Threaded bool `yaml:"threaded"`
+	// ThreadCPUs are the CPUs on which that thread may run, such as "2-3". The default leaves it where it is. Needs
+	// Threaded, and an agent that may pin threads: CAP_SYS_NICE and the host's PID namespace.
+	ThreadCPUs netdev.CPUs `yaml:"threadCPUs"`
 	// IRQCPUs are the CPUs that serve the queue's interrupt, for applications on another one, such as "2-3". The default
 	// leaves that as it is.
 	IRQCPUs netdev.CPUs `yaml:"irqCPUs"`

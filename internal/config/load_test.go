@@ -55,7 +55,7 @@ func TestEveryFieldIsRead(t *testing.T) {
   multiBuffer: true
   countUnclaimed: true
   allowSharedNAPI: true
-  busyPoll: {budget: 0, timeout: 1ms, deferHardIRQs: 100, groFlushTimeout: 1.5us, irqSuspendTimeout: 20ms, threaded: on, irqCPUs: "3,1-2"}
+  busyPoll: {budget: 0, timeout: 1ms, deferHardIRQs: 100, groFlushTimeout: 1.5us, irqSuspendTimeout: 20ms, threaded: on, threadCPUs: 0, irqCPUs: "3,1-2"}
   limits: {maxUMEM: 1Gi, maxFrames: 1000, maxRingSize: 65536, maxConnections: 1}
 `)
 	want := Pool{
@@ -73,7 +73,7 @@ func TestEveryFieldIsRead(t *testing.T) {
 		MultiBuffer:     true,
 		CountUnclaimed:  true,
 		AllowSharedNAPI: true,
-		BusyPoll:        BusyPoll{0, time.Millisecond, 100, 1500 * time.Nanosecond, 20 * time.Millisecond, true, "1-3"},
+		BusyPoll:        BusyPoll{0, time.Millisecond, 100, 1500 * time.Nanosecond, 20 * time.Millisecond, true, "0", "1-3"},
 		Limits:          Limits{1 << 30, 1000, 65536, 1},
 	}
 	if !reflect.DeepEqual(cfg.Pools, []Pool{want}) {

@@ -225,6 +225,8 @@ func TestMistakeIsRefusedWithPlaceAndReason(t *testing.T) {
 			`c.yaml:6:33: pools[0].busyPoll.irqSuspendTimeout: 2s is out of range: 0 to 1s`},
 		{"bad CPUs", onePool + "  busyPoll: {irqCPUs: 3-1}\n",
 			`c.yaml:6:23: pools[0].busyPoll.irqCPUs: "3-1" is no list of CPUs: want numbers and ranges such as 0-3,8`},
+		{"CPUs of no thread", onePool + "  busyPoll: {threadCPUs: 2-3}\n",
+			`c.yaml:6:26: pools[0].busyPoll.threadCPUs: needs threaded: true beside it: without that the NAPI has no thread to pin`},
 		// limits
 		{"small UMEM", onePool + "  limits: {maxUMEM: 4095}\n",
 			`c.yaml:6:21: pools[0].limits.maxUMEM: 4095 is out of range: 4Ki to 16Gi`},

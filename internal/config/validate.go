@@ -108,6 +108,9 @@ func (r *reader) busyPoll(field string, b BusyPoll) {
 	if f := field + ".timeout"; b.Timeout%time.Microsecond != 0 && !r.hasErrors(f) {
 		r.report(r.at(f), f, "%s is not a whole number of microseconds", r.at(f).text)
 	}
+	if f := field + ".threadCPUs"; b.ThreadCPUs != "" && !b.Threaded && !r.hasErrors(field+".threaded") {
+		r.report(r.at(f), f, "needs threaded: true beside it: without that the NAPI has no thread to pin")
+	}
 	if !b.Enabled() || r.hasErrors(field) {
 		return
 	}

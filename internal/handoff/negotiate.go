@@ -37,9 +37,8 @@ func (s *session) negotiate(m *wire.Open, g lease.Grant, socket *xsk.Socket) (*w
 		}
 	}
 	o.Text = s.setBusyPoll(o, m, g, socket)
-	if g.Tuning.Missing != "" {
-		o.Text = strings.TrimPrefix(o.Text+"; ", "; ") +
-			"not set, since kernel or driver have it for the whole NIC only, if at all: " + g.Tuning.Missing
+	if unmet := g.Tuning.Unmet(); unmet != "" {
+		o.Text = strings.TrimPrefix(o.Text+"; ", "; ") + unmet
 	}
 	return o, lease.Socket{Cookie: cookie, Group: s.group, ZeroCopy: zeroCopy, Frames: s.frames}, nil
 }

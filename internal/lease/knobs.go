@@ -3,11 +3,14 @@ package lease
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/afxdp-project/afxdp/pkg/netdev"
 )
@@ -26,8 +29,8 @@ type knob struct {
 	// is put back.
 	Holders map[string]setting `json:"holders"`
 
-	set  bool   // to our value, so that another one is someone else's
-	napi uint32 // the NAPI that was set; one that is made anew is set again
+	set bool // to our value, so that another one is someone else's
+	of  int  // the NAPI, or its thread, that was set; one that is made anew is set again
 }
 
 // setting is the value of a knob: a number, or CPUs as netdev.CPUs has them.
@@ -53,6 +56,7 @@ const (
 	knobFlush    knobName = "gro_flush_timeout"    // ns
 	knobSuspend  knobName = "irq_suspend_timeout"  // ns; of a NAPI only
 	knobThreaded knobName = "threaded"             // netdev.ThreadedMode; of a NAPI only
+	knobThread   knobName = "thread_affinity"      // CPUs; of a NAPI's thread only
 	knobIRQ      knobName = "smp_affinity"         // CPUs; of the interrupt of an rx queue's NAPI only
 )
 
@@ -74,13 +78,28 @@ type Tuning struct {
 	GROFlushTimeout time.Duration
 	// Missing lists settings of the pool, by commas, that cannot be set for this queue alone, and so are not set.
 	Missing string
+	// Unpinned says why the thread of the queue's NAPI does not run on the CPUs that the pool wants; empty when it does, or
+	// the pool wants none.
+	Unpinned string
+}
+
+// Unmet says in words what the pool asks for that the lease does not have; empty when it has everything.
+func (t Tuning) Unmet() string {
+	var all []string
+	if t.Missing != "" {
+		all = append(all, "not set, since kernel or driver have it for the whole NIC only, if at all: "+t.Missing)
+	}
+	if t.Unpinned != "" {
+		all = append(all, t.Unpinned)
+	}
+	return strings.Join(all, "; ")
 }
 
 // want is a value that settings ask of a knob.
 type want struct {
 	knob  knobName
 	value setting
-	// must says that without the knob the lease cannot be; else it is told of in Tuning.Missing.
+	// must says that without the knob the lease cannot be; else it is told of in Tuning.Unmet.
 	must bool
 }
 
@@ -95,6 +114,9 @@ func wanted(s Settings) []want {
 	}
 	if s.Threaded {
 		all = append(all, want{knobThreaded, number(netdev.ThreadedOn), false})
+	}
+	if s.Threaded && s.ThreadCPUs != "" {
+		all = append(all, want{knobThread, setting(s.ThreadCPUs), false})
 	}
 	if s.IRQCPUs != "" {
 		all = append(all, want{knobIRQ, setting(s.IRQCPUs), false})
@@ -132,6 +154,16 @@ func (m *Manager) tune(n *nic) error {
 			}
 		}
 	}
+	errs := []error{m.holdAll(n, link), m.settle(n, link)}
+	if slices.ContainsFunc(m.sorted(), func(l *lease) bool { return l.needs(n) && l.doc.Settings.ThreadCPUs != "" }) {
+		// Only now there are threads to be pinned.
+		errs = append(errs, m.holdAll(n, link), m.settle(n, link))
+	}
+	return errors.Join(errs...)
+}
+
+// holdAll has all leases of a NIC hold their knobs.
+func (m *Manager) holdAll(n *nic, link netdev.Link) error {
 	var errs []error
 	for _, l := range m.sorted() {
 		// While a NIC is down it does not tell its NAPIs.
@@ -139,7 +171,7 @@ func (m *Manager) tune(n *nic) error {
 			errs = append(errs, m.hold(n, link, l))
 		}
 	}
-	return errors.Join(append(errs, m.settle(n, link))...)
+	return errors.Join(errs...)
 }
 
 // napiPatience is how long a driver may have its NAPIs away while it resets its rings.
@@ -187,6 +219,10 @@ func (m *Manager) hold(n *nic, link netdev.Link, l *lease) error {
 			if !w.must && (errors.Is(err, netdev.ErrUnsupported) || errors.Is(err, errNoNAPI)) {
 				continue
 			}
+			if err != nil && w.knob == knobThread {
+				n.unpinned[scope] = err
+				continue
+			}
 			if err != nil {
 				return err
 			}
@@ -207,8 +243,9 @@ func (m *Manager) knob(n *nic, link netdev.Link, name knobName, scope knobScope)
 		}
 	}
 	original, _, err := m.readKnob(link, name, scope)
-	if err == nil && name == knobIRQ {
-		// The kernel refuses to move interrupts that it manages itself: found out by setting what is set already.
+	if err == nil && (name == knobIRQ || name == knobThread) {
+		// The kernel refuses to move interrupts that it manages itself, and threads without CAP_SYS_NICE: found out by
+		// setting what is set already.
 		err = m.writeUnchecked(link, name, scope, original)
 	}
 	if err != nil {
@@ -243,7 +280,11 @@ func (m *Manager) settle(n *nic, link netdev.Link) error {
 	}
 	if errors.Join(errs...) == nil {
 		for _, k := range held {
-			errs = append(errs, m.apply(link, k))
+			err := m.apply(link, k)
+			if k.Name == knobThread {
+				n.unpinned[k.Scope], err = err, nil // the lease goes on without
+			}
+			errs = append(errs, err)
 		}
 	}
 	for i, k := range slices.Backward(slices.Clone(n.doc.Knobs)) {
@@ -266,15 +307,15 @@ func (m *Manager) settle(n *nic, link netdev.Link) error {
 
 // apply sets a knob to our value unless someone else has changed it.
 func (m *Manager) apply(link netdev.Link, k *knob) error {
-	now, napi, err := m.readKnob(link, k.Name, k.Scope)
-	if errors.Is(err, errNoNAPI) {
+	now, of, err := m.readKnob(link, k.Name, k.Scope)
+	if errors.Is(err, errNoNAPI) || errors.Is(err, netdev.ErrNoThread) {
 		return nil // until there is one
 	}
 	if err != nil {
 		return err
 	}
 	value := k.Ours[len(k.Ours)-1]
-	anew := k.napi != 0 && k.napi != napi
+	anew := k.of != 0 && k.of != of
 	if k.set && !anew && now != k.Original && !slices.Contains(k.Ours, now) {
 		return nil
 	}
@@ -286,17 +327,22 @@ func (m *Manager) apply(link netdev.Link, k *knob) error {
 			return err
 		}
 	}
-	k.Ours, k.set, k.napi = []setting{value}, true, napi
+	k.Ours, k.set, k.of = []setting{value}, true, of
 	return nil
 }
 
 // restore sets a knob to its original value if its value is still one of ours. It is not done while the NAPI of a NIC
-// that is down cannot be reached: the driver may have kept the setting.
+// that is down cannot be reached: the driver may have kept the setting; nor while a thread cannot be moved, since this agent
+// has not the rights of an earlier one, or its CPUs are not online: that must not keep a lease from ending.
 func (m *Manager) restore(link netdev.Link, k *knob) (done bool, err error) {
 	now, _, err := m.readKnob(link, k.Name, k.Scope)
 	switch {
 	case errors.Is(err, errNoNAPI):
 		return link.Up, nil
+	case errors.Is(err, netdev.ErrNoThread):
+		return true, nil
+	case k.Name == knobThread && err != nil:
+		return false, nil
 	case errors.Is(err, netdev.ErrNoDevice), errors.Is(err, netdev.ErrUnsupported):
 		return true, nil
 	case err != nil:
@@ -308,6 +354,9 @@ func (m *Manager) restore(link netdev.Link, k *knob) (done bool, err error) {
 		return false, err
 	}
 	err = m.writeKnob(link, k.Name, k.Scope, k.Original)
+	if k.Name == knobThread && err != nil {
+		return false, nil
+	}
 	return err == nil, err
 }
 
@@ -349,6 +398,10 @@ func (m *Manager) tuning(link netdev.Link, l *lease) (Tuning, error) {
 	var missing []string
 	for _, w := range want {
 		for i, scope := range w.knob.scopesOf(l.doc.Queue, scopes) {
+			if w.knob == knobThread {
+				t.Unpinned = cmp.Or(t.Unpinned, m.unpinned(link, l, scope))
+				continue
+			}
 			now, _, err := m.readKnob(link, w.knob, scope)
 			unable := errors.Is(err, netdev.ErrUnsupported) || errors.Is(err, errNoNAPI) || err == nil && w.knob == knobIRQ && now != w.value
 			if !w.must && unable {
@@ -374,4 +427,47 @@ func (m *Manager) tuning(link netdev.Link, l *lease) (Tuning, error) {
 	}
 	t.Missing = strings.Join(missing, ", ")
 	return t, nil
+}
+
+// unpinned says why the thread of a lease's NAPI does not run on the CPUs that are wanted; empty when it does, or when a
+// NAPI cannot have a thread, which is another matter.
+func (m *Manager) unpinned(link netdev.Link, l *lease, scope knobScope) string {
+	want := l.doc.Settings.ThreadCPUs
+	now, _, err := m.readKnob(link, knobThread, scope)
+	switch {
+	case errors.Is(err, netdev.ErrUnsupported), errors.Is(err, errNoNAPI), err == nil && now == setting(want):
+		return ""
+	case err == nil:
+		err = m.nics[l.doc.NIC].unpinned[scope]
+	}
+	switch {
+	case err == nil:
+		return fmt.Sprintf("the NAPI's thread is not on CPUs %s: someone else has put it on %s", want, now)
+	case errors.Is(err, netdev.ErrThreadHidden), errors.Is(err, unix.EPERM):
+		return fmt.Sprintf("the NAPI's thread is not pinned to CPUs %s: %v (in the chart, napiThreads.pin: true gives the agent "+
+			"CAP_SYS_NICE and the host's PID namespace)", want, err)
+	}
+	return fmt.Sprintf("the NAPI's thread is not pinned to CPUs %s: %v", want, err)
+}
+
+// Unmet says in words, by device, what its pool asks for that a lease does not have.
+func (m *Manager) Unmet() map[string]string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := make(map[string]string)
+	for _, l := range m.sorted() {
+		if l.doc.State != StateActive {
+			continue
+		}
+		_, link, err := m.inForce(l)
+		if err != nil {
+			continue // Problems has it
+		}
+		if t, err := m.tuning(link, l); err != nil {
+			all[l.doc.Device] = err.Error()
+		} else if unmet := t.Unmet(); unmet != "" {
+			all[l.doc.Device] = unmet
+		}
+	}
+	return all
 }

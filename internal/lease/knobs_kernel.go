@@ -75,8 +75,8 @@ func (m *Manager) settable(id uint32) (bool, error) {
 	return napi.Settings.DeferHardIRQs != nil && napi.Settings.GROFlushTimeout != nil, err
 }
 
-// readKnob reads a setting from the kernel, with the NAPI that has it, or 0.
-func (m *Manager) readKnob(link netdev.Link, name knobName, scope knobScope) (value setting, napi uint32, err error) {
+// readKnob reads a setting from the kernel, with the number of the NAPI, or of its thread, that has it, or 0.
+func (m *Manager) readKnob(link netdev.Link, name knobName, scope knobScope) (value setting, of int, err error) {
 	if scope == scopeDevice {
 		s, err := m.config.NICs.DeviceSettings(link.Index)
 		if err != nil {
@@ -98,16 +98,22 @@ func (m *Manager) readKnob(link netdev.Link, name knobName, scope knobScope) (va
 	}
 	found, err := m.config.napis.NAPI(id)
 	value, ok := get(name, found.Settings)
-	if name == knobIRQ && err == nil && found.IRQ >= 0 {
-		var cpus netdev.CPUs
+	of = int(id)
+	var cpus netdev.CPUs
+	switch {
+	case err != nil:
+	case name == knobIRQ && found.IRQ >= 0:
 		cpus, err = m.config.napis.IRQAffinity(found.IRQ)
 		value, ok = setting(cpus), err == nil
+	case name == knobThread:
+		cpus, err = m.config.napis.ThreadAffinity(found)
+		value, ok, of = setting(cpus), err == nil, found.PID
 	}
 	switch {
 	case errors.Is(err, netdev.ErrNoNAPI):
 		err = fmt.Errorf("%w: %w", errNoNAPI, err)
 	case err == nil && ok:
-		return value, id, nil
+		return value, of, nil
 	case err == nil:
 		err = netdev.ErrUnsupported
 	}
@@ -144,10 +150,13 @@ func (m *Manager) writeUnchecked(link netdev.Link, name knobName, scope knobScop
 	if id == 0 {
 		return errNoNAPI
 	}
-	if name == knobIRQ {
+	if name == knobIRQ || name == knobThread {
 		found, err := m.config.napis.NAPI(id)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case name == knobThread:
+			return m.config.napis.SetThreadAffinity(found, netdev.CPUs(value))
 		}
 		return m.config.napis.SetIRQAffinity(found.IRQ, netdev.CPUs(value))
 	}

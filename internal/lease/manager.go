@@ -37,6 +37,8 @@ type napis interface {
 	SetNAPI(id uint32, s netdev.NAPISettings) error
 	IRQAffinity(irq int) (netdev.CPUs, error)
 	SetIRQAffinity(irq int, cpus netdev.CPUs) error
+	ThreadAffinity(n netdev.NAPI) (netdev.CPUs, error)
+	SetThreadAffinity(n netdev.NAPI, cpus netdev.CPUs) error
 }
 
 // Manager is the one writer of journal and NICs. Its methods may be called from any goroutine.
@@ -57,6 +59,7 @@ type nic struct {
 	doc        nicDoc
 	dirty      bool // the document in the journal is older
 	attachment *xdpprog.Attachment
+	unpinned   map[knobScope]error // why threads are not on the CPUs that leases want
 }
 
 type lease struct {

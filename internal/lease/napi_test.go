@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,6 +23,9 @@ type fakeNAPIs struct {
 	away     int                     // so many settings find the NAPI gone for a moment
 	cpus     map[int]netdev.CPUs     // by interrupt, which a NAPI has by its own number
 	managed  bool                    // the kernel moves no interrupt for us
+	threads  map[int]netdev.CPUs     // by number; those of NAPIs with a thread
+	pids     map[uint32]int          // the numbers of their threads
+	pinning  error                   // why threads cannot be pinned
 }
 
 type fakeSettings struct {
@@ -46,11 +50,50 @@ func (f *fakeNAPIs) NAPI(id uint32) (netdev.NAPI, error) {
 	if f.older {
 		return netdev.NAPI{ID: id, IRQ: int(id)}, nil
 	}
+	if _, running := f.threads[f.pids[id]]; running != (s.threaded == netdev.ThreadedOn) {
+		f.thread(id, s.threaded)
+	}
 	settings := netdev.NAPISettings{DeferHardIRQs: &s.deferral, GROFlushTimeout: &s.flush}
 	if !f.old {
 		settings.IRQSuspendTimeout, settings.Threaded = &s.suspend, &s.threaded
 	}
-	return netdev.NAPI{ID: id, IRQ: int(id), Settings: settings}, nil
+	return netdev.NAPI{ID: id, IRQ: int(id), PID: f.pids[id], Settings: settings}, nil
+}
+
+// thread starts or ends the thread of a NAPI. Each has a number of its own.
+func (f *fakeNAPIs) thread(id uint32, mode netdev.ThreadedMode) {
+	if mode == netdev.ThreadedOff {
+		delete(f.threads, f.pids[id])
+		delete(f.pids, id)
+		return
+	}
+	if f.threads == nil {
+		f.threads, f.pids = make(map[int]netdev.CPUs), make(map[uint32]int)
+	}
+	f.pids[id] = 1000*int(id) + len(f.threads)
+	f.threads[f.pids[id]] = "0-7"
+}
+
+func (f *fakeNAPIs) ThreadAffinity(n netdev.NAPI) (netdev.CPUs, error) {
+	cpus, ok := f.threads[n.PID]
+	switch {
+	case errors.Is(f.pinning, netdev.ErrThreadHidden):
+		return "", f.pinning
+	case !ok:
+		return "", netdev.ErrNoThread
+	}
+	return cpus, nil
+}
+
+func (f *fakeNAPIs) SetThreadAffinity(n netdev.NAPI, cpus netdev.CPUs) error {
+	if _, err := f.ThreadAffinity(n); err != nil {
+		return err
+	}
+	if f.pinning != nil {
+		return f.pinning
+	}
+	f.threads[n.PID] = cpus
+	return nil
 }
 
 func (f *fakeNAPIs) IRQAffinity(irq int) (netdev.CPUs, error) {

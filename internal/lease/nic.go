@@ -50,7 +50,7 @@ func (m *Manager) newNIC(link netdev.Link) *nic {
 		// Of a NIC that is gone and had the same index.
 		key = fmt.Sprintf("%s-%d", key, m.nextEpoch())
 	}
-	return &nic{key: key, doc: nicDoc{Identity: id, NetnsCookie: m.cookie, PinDir: filepath.Join(m.config.PinDir, key)}}
+	return &nic{key: key, unpinned: make(map[knobScope]error), doc: nicDoc{Identity: id, NetnsCookie: m.cookie, PinDir: filepath.Join(m.config.PinDir, key)}}
 }
 
 // keyPrefix begins the keys of all NICs of this network namespace.

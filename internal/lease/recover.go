@@ -54,7 +54,7 @@ func (m *Manager) recover() []error {
 func (m *Manager) load() error {
 	elsewhere := make(map[string]bool)
 	nics := m.journal.readAll(kindNIC, func(key string, body []byte) error {
-		n := &nic{key: key}
+		n := &nic{key: key, unpinned: make(map[knobScope]error)}
 		if err := json.Unmarshal(body, &n.doc); err != nil {
 			return err
 		}

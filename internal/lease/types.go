@@ -37,6 +37,7 @@ type Settings struct {
 	GROFlushTimeout   time.Duration `json:"groFlushTimeout"`
 	IRQSuspendTimeout time.Duration `json:"irqSuspendTimeout,omitempty"` // 0: as it is
 	Threaded          bool          `json:"threaded,omitempty"`          // the queue's NAPI is polled by a kernel thread
+	ThreadCPUs        netdev.CPUs   `json:"threadCPUs,omitempty"`        // on which that may run; empty: as it is
 	IRQCPUs           netdev.CPUs   `json:"irqCPUs,omitempty"`           // that serve the queue's interrupt; empty: as it is
 	MaxUMEM           uint64        `json:"maxUMEM"`                     // bytes
 	MaxFrames         uint32        `json:"maxFrames"`

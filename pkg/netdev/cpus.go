@@ -21,25 +21,33 @@ const maxCPU = 8191
 
 // ParseCPUs reads a list such as "8,0-3".
 func ParseCPUs(s string) (CPUs, error) {
-	var all []int
-	for part := range strings.SplitSeq(strings.TrimSpace(s), ",") {
+	all, err := CPUs(s).numbers()
+	if err != nil {
+		return "", err
+	}
+	return makeCPUs(all), nil
+}
+
+func (c CPUs) numbers() (all []int, err error) {
+	bad := fmt.Errorf("%q is no list of CPUs: want numbers and ranges such as 0-3,8", string(c))
+	for part := range strings.SplitSeq(strings.TrimSpace(string(c)), ",") {
 		from, to, isRange := strings.Cut(part, "-")
 		if !isRange {
 			to = from
 		}
 		first, err := strconv.Atoi(from)
 		if err != nil || first < 0 || first > maxCPU {
-			return "", fmt.Errorf("%q is no list of CPUs: want numbers and ranges such as 0-3,8", s)
+			return nil, bad
 		}
 		last, err := strconv.Atoi(to)
 		if err != nil || last < first || last > maxCPU {
-			return "", fmt.Errorf("%q is no list of CPUs: want numbers and ranges such as 0-3,8", s)
+			return nil, bad
 		}
 		for cpu := first; cpu <= last; cpu++ {
 			all = append(all, cpu)
 		}
 	}
-	return makeCPUs(all), nil
+	return all, nil
 }
 
 // UnmarshalText reads what [ParseCPUs] does.
