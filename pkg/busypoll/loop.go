@@ -130,14 +130,16 @@ func (l *Loop) Round() (moved int, err error) {
 // work moves up to a batch each way on q: completions, free frames, packets in, packets out, one wakeup.
 func (l *Loop) work(q *Queue) (moved int, err error) {
 	moved += l.complete(q)
+	received := 0
 	if q.Handle != nil {
 		moved += l.refill(q)
-		moved += l.receive(q)
+		received = l.receive(q)
+		moved += received
 	}
 	if q.Generate != nil {
 		moved += l.generate(q)
 	}
-	return moved, q.wake()
+	return moved, q.wake(received > 0)
 }
 
 func (l *Loop) complete(q *Queue) (moved int) {
@@ -246,7 +248,7 @@ func (l *Loop) Drain(limit time.Duration) (left int, err error) {
 		left = 0
 		for _, q := range l.queues {
 			l.complete(q)
-			if err := q.wake(); err != nil {
+			if err := q.wake(false); err != nil {
 				return left, err
 			}
 			left += q.inFlight

@@ -336,6 +336,35 @@ func TestBusyPollingQueuePollsOncePerRound(t *testing.T) {
 	}
 }
 
+func TestPollsOnlyWhenTheRingIsEmptied(t *testing.T) {
+	const count, batch = 192, 32
+	r := newRig(t, 1, 0)
+	near, far := r.queue(&r.near, 0, 256, false), r.queue(&r.far, 0, 256, false)
+	var in sink
+	out := source{count: count, size: 60}
+	near.Handle, far.Generate = in.handle, out.generate
+	near.SetBusyPolling(true)
+	nearLoop, farLoop := r.loop(Config{Batch: batch}, near), r.loop(Config{}, far)
+	for range count / batch { // so that there are frames to receive into
+		r.round(nearLoop)
+	}
+	r.until("transmission", func() bool { return out.sent == count && far.InFlight() == 0 }, farLoop)
+	before := near.current.RXCalls
+	r.until("reception", func() bool {
+		if in.got == 0 {
+			before = near.current.RXCalls // the packets are still on their way
+		}
+		return in.got == count
+	}, nearLoop)
+	if calls := near.current.RXCalls - before; calls != 0 {
+		t.Errorf("%d polls in %d rounds that received a batch each, want none", calls, count/batch)
+	}
+	r.round(nearLoop)
+	if calls := near.current.RXCalls - before; calls != 1 {
+		t.Errorf("%d polls in a round that received nothing, want one", calls)
+	}
+}
+
 func TestUnfitQueuesAreRefused(t *testing.T) {
 	testutil.NeedKernel(t)
 	whole := func() *Queue {

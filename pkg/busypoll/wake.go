@@ -11,7 +11,10 @@ import (
 
 // wake makes the system calls that are due: those that the kernel asks for by the rings' need-wakeup flags, and on a
 // socket that really busy-polls one that polls. A sendto polls as well as a recvfrom, so one is enough.
-func (q *Queue) wake() error {
+//
+// While packets come off the rx ring, received, there may be more in it, and a poll might find no room for what it brings:
+// one call polls up to twice, each time for a budget of packets. So it polls when the ring has been emptied.
+func (q *Queue) wake(received bool) error {
 	busy := q.busy.Load()
 	polled := false
 	if q.inFlight > 0 && (busy || q.Rings.TX.Pending() > 0 && q.Rings.TX.NeedsWakeup()) {
@@ -27,7 +30,7 @@ func (q *Queue) wake() error {
 		}
 		polled = kick == q.Socket
 	}
-	if q.Handle != nil && (busy && !polled || q.Rings.Fill.NeedsWakeup()) {
+	if q.Handle != nil && (busy && !polled && !received || q.Rings.Fill.NeedsWakeup()) {
 		return q.wakeRX()
 	}
 	return nil
