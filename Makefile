@@ -6,6 +6,9 @@ BIN      := build/bin
 TOOLS    := $(CURDIR)/build/tools
 LDFLAGS  := -s -w -X main.version=$(VERSION)
 PROGRAMS := afxdp-deviceplugin afxdp-cni afxdp-bench
+COMMIT   ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+IMAGE    ?= afxdp-project/afxdp:$(VERSION)
+ARCHES   ?= amd64 arm64
 export PATH := $(TOOLS):$(PATH)
 
 .DEFAULT_GOAL := help
@@ -39,6 +42,19 @@ build: ## the static programs, into build/bin
 	@mkdir -p $(BIN)
 	@[ -e $(BIN)/afxdp-bench ] || echo "downloading modules and building: the first time this takes minutes"
 	@for p in $(PROGRAMS); do CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$$p ./cmd/$$p || exit 1; done
+
+.PHONY: image
+image: ## the container image, as build/images/afxdp-<arch>.tar, without docker (IMAGE=name:tag, ARCHES="amd64 arm64")
+	@set -e; for arch in $(ARCHES); do \
+		mkdir -p build/images/$$arch; \
+		for p in $(PROGRAMS); do \
+			CGO_ENABLED=0 GOARCH=$$arch $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o build/images/$$arch/$$p ./cmd/$$p; \
+		done; \
+		$(GO) -C tools/cluster run ./image --tag $(IMAGE) --arch $$arch --version $(VERSION) --commit $(COMMIT) \
+			--source https://github.com/afxdp-project/afxdp --out $(CURDIR)/build/images/afxdp-$$arch.tar \
+			$(addprefix $(CURDIR)/build/images/$$arch/,$(PROGRAMS)); \
+		echo "build/images/afxdp-$$arch.tar: $(IMAGE)"; \
+	done
 
 .PHONY: lint
 lint: setup-lint $(TOOLS)/golangci-lint $(TOOLS)/bpf2go $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## linters, import walls, generated files, module files, cross-build
