@@ -226,7 +226,7 @@ func FuzzAddAndRemove(f *testing.F) {
 				return // it is the only plugin
 			}
 		}
-		if bytes.Count(l.text, nil) > bytes.Count(text, nil) {
+		if len(l.text) > len(text) {
 			t.Errorf("taking out made it longer: %q", l.text)
 		}
 	})
