@@ -12,7 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/afxdp-project/afxdp/internal/cni")
+	"github.com/afxdp-project/afxdp/internal/cni"
+)
 
 // rig is a node's CNI directories and a keeper for them.
 type rig struct {
