@@ -60,7 +60,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 		kubeletRoot = flags.String("kubelet-root", "/var/lib/kubelet", "kubelet's root directory")
 		runDir      = flags.String("run-dir", "/run/afxdp", "directory for state, allocations and sockets; must not outlive a boot")
 		pinDir      = flags.String("pin-dir", "/sys/fs/bpf/afxdp", "directory on a bpffs for pinned links and maps")
-		httpAddress = flags.String("http-address", "127.0.0.1:9417", "address of /healthz, /readyz and /statusz (devices, leases, losses); empty: not served")
+		httpAddress = flags.String("http-address", "127.0.0.1:9417", "address of /healthz, /readyz, /statusz (devices, leases, losses) and /metrics; empty: not served")
+		metricsAddr = flags.String("metrics-address", "", "address that serves /metrics alone, for a Prometheus on another node; empty: none")
 		logFormat   = flags.String("log-format", "text", "text or json")
 		logLevel    = flags.String("log-level", "info", "debug, info, warn or error")
 		showVersion = flags.Bool("version", false, "print the version and exit")
@@ -97,7 +98,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	a, err := agent.New(agent.Config{
-		Pools: pools, KubeletRoot: *kubeletRoot, RunDir: *runDir, PinDir: *pinDir, HTTPAddress: *httpAddress,
+		Pools: pools, KubeletRoot: *kubeletRoot, RunDir: *runDir, PinDir: *pinDir, HTTPAddress: *httpAddress, MetricsAddress: *metricsAddr,
 		Version: buildVersion(), Log: log,
 	})
 	if err != nil {

@@ -20,20 +20,23 @@ import (
 	"github.com/afxdp-project/afxdp/internal/handoff"
 	"github.com/afxdp-project/afxdp/internal/kubelet"
 	"github.com/afxdp-project/afxdp/internal/lease"
+	"github.com/afxdp-project/afxdp/internal/metrics"
 	"github.com/afxdp-project/afxdp/internal/wire"
 	"github.com/afxdp-project/afxdp/pkg/netdev"
 	"github.com/afxdp-project/afxdp/pkg/xsk"
 )
 
-// Config says where the agent works. Every field is needed.
+// Config says where the agent works. Every field but those that may be empty is needed.
 type Config struct {
 	Pools       *config.Config
 	KubeletRoot string // kubelet's root directory, such as /var/lib/kubelet
 	RunDir      string // /run/afxdp: state, allocations and the CNI plugin's socket
 	PinDir      string // /sys/fs/bpf/afxdp
-	HTTPAddress string // of /healthz and /readyz; empty: not served
-	Version     string
-	Log         *slog.Logger
+	HTTPAddress string // of /healthz, /readyz, /statusz and /metrics; empty: not served
+	// MetricsAddress is where /metrics is served beside that; empty: nowhere.
+	MetricsAddress string
+	Version        string
+	Log            *slog.Logger
 }
 
 // Agent is the node agent.
@@ -47,6 +50,8 @@ type Agent struct {
 	server      *handoff.Server
 	plugin      *deviceplugin.Manager
 	kubelet     *kubelet.Client
+	observer    *netdev.Handle // of the metrics, so that a slow NIC holds up nothing else
+	metrics     *metrics.Metrics
 
 	rescans     chan struct{}
 	maintenance chan struct{}
@@ -91,7 +96,14 @@ func New(c Config) (_ *Agent, err error) {
 		a.log.Error("take up the journal", "error", f)
 	}
 	a.inventory = &inventory{nics: a.nics, leases: a.leases, log: a.log, config: c.Pools, devices: make(map[string]device)}
+	if a.observer, err = netdev.Open(); err != nil {
+		return nil, err
+	}
+	a.closers = append(a.closers, a.observer.Close)
+	a.metrics = metrics.New(c.Version, a.look, a.log)
+	a.closers = append(a.closers, a.metrics.Close)
 	a.server = handoff.NewServer(a.leases, a.log)
+	a.server.OnOpen = a.opened
 	a.closers = append(a.closers, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 		defer cancel()

@@ -42,6 +42,9 @@ pools:
   queues: 1-3
 `
 
+// The tests have a network namespace of their own.
+const httpAddress, metricsAddress = "127.0.0.1:9417", "127.0.0.1:9418"
+
 // node is a node with a kubelet, an agent and one NIC of four queues.
 type node struct {
 	*testing.T
@@ -103,7 +106,7 @@ func (n *node) start(yaml string) {
 	}
 	n.agent, err = New(Config{
 		Pools: pools, KubeletRoot: filepath.Join(n.dir, "kubelet"), RunDir: filepath.Join(n.dir, "afxdp"),
-		PinDir: "/sys/fs/bpf/afxdp", Version: "test", Log: slog.New(slog.NewTextHandler(n.log, nil)),
+		PinDir: "/sys/fs/bpf/afxdp", HTTPAddress: httpAddress, MetricsAddress: metricsAddress, Version: "test", Log: slog.New(slog.NewTextHandler(n.log, nil)),
 	})
 	if err != nil {
 		n.Fatal(err)

@@ -99,6 +99,17 @@ func (a *allocations) listen(id string, doc allocation) error {
 	return nil
 }
 
+// count returns how many allocations there are, by pool.
+func (a *allocations) count() map[string]int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	count := make(map[string]int)
+	for _, doc := range a.all {
+		count[doc.Pool]++
+	}
+	return count
+}
+
 // socket returns the path of the socket of the allocation with these devices.
 func (a *allocations) socket(devices []string) string {
 	return filepath.Join(a.dir, allocationID(devices), handoff.SocketName)

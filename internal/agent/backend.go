@@ -5,14 +5,17 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/afxdp-project/afxdp/internal/deviceplugin"
 	"github.com/afxdp-project/afxdp/internal/kubelet"
 	"github.com/afxdp-project/afxdp/internal/lease"
+	"github.com/afxdp-project/afxdp/internal/metrics"
 )
 
 // Allocate has the socket of an allocation listen before kubelet hears of it. Nothing of a NIC is changed yet.
-func (a *Agent) Allocate(_ context.Context, pool string, devices []string) (deviceplugin.Allocation, error) {
+func (a *Agent) Allocate(_ context.Context, pool string, devices []string) (_ deviceplugin.Allocation, err error) {
+	defer func(begin time.Time) { a.metrics.Done(metrics.Allocate, begin, err) }(time.Now())
 	p := a.inventory.pool(pool)
 	for _, id := range devices {
 		if _, err := a.inventory.find(pool, id); err != nil {

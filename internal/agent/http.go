@@ -9,33 +9,46 @@ import (
 	"net/http"
 	"slices"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
-// serveHTTP serves /healthz (the process works), /readyz (kubelet knows all pools and the node was looked at) and /statusz
-// (devices, leases, losses, as JSON).
+// serveHTTP serves /healthz (the process works), /readyz (kubelet knows all pools and the node was looked at), /statusz
+// (devices, leases, losses, as JSON) and /metrics at one address, and /metrics alone at another.
 func (a *Agent) serveHTTP(ctx context.Context) error {
-	if a.config.HTTPAddress == "" {
-		return nil
-	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+	scrapes := http.NewServeMux()
+	scrapes.Handle("GET /metrics", a.metrics.Handler())
+	all := http.NewServeMux()
+	all.Handle("GET /metrics", scrapes)
+	all.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
+	all.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := a.ready(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
 		_, _ = fmt.Fprintln(w, "ok")
 	})
-	mux.HandleFunc("GET /statusz", a.serveStatus)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", a.config.HTTPAddress)
+	all.HandleFunc("GET /statusz", a.serveStatus)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return serveAt(ctx, "health and metrics", a.config.HTTPAddress, all) })
+	g.Go(func() error { return serveAt(ctx, "metrics", a.config.MetricsAddress, scrapes) })
+	return g.Wait()
+}
+
+// serveAt serves until ctx is done; nothing at an empty address.
+func serveAt(ctx context.Context, what, address string, h http.Handler) error {
+	if address == "" {
+		return nil
+	}
+	server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
-		return fmt.Errorf("serve health: %w", err)
+		return fmt.Errorf("serve %s: %w", what, err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve health: %w", err)
+		return fmt.Errorf("serve %s: %w", what, err)
 	}
 	return nil
 }

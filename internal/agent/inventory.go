@@ -84,12 +84,12 @@ func (v *inventory) scan() (map[string][]deviceplugin.Device, error) {
 				}
 			}
 			v.devices[d.ID()] = device{pool, link, d.Queue}
-			reason := v.ill(pool, link, trouble)
-			if r := held[d.ID()]; reason == "" {
-				reason = r
+			cause, reason := v.ill(pool, link, trouble)
+			if r := held[d.ID()]; cause == "" && r != "" {
+				cause, reason = causeHeld, r
 			}
 			all[pool.Name] = append(all[pool.Name], deviceplugin.Device{
-				ID: d.ID(), Healthy: reason == "", Reason: reason, NUMANode: link.NUMANode, NIC: d.NIC, Queue: d.Queue,
+				ID: d.ID(), Healthy: cause == "", Reason: reason, Cause: string(cause), NUMANode: link.NUMANode, NIC: d.NIC, Queue: d.Queue,
 			})
 		}
 	}
@@ -104,23 +104,39 @@ func (v *inventory) last() (map[string][]deviceplugin.Device, []string) {
 	return v.listed, v.problems
 }
 
-// ill returns why a NIC's devices are not healthy, or "".
-func (v *inventory) ill(pool config.Pool, link netdev.Link, trouble map[int]string) string {
+// cause is why a device is not healthy, in one word; empty: it is.
+type cause string
+
+const (
+	causeDown           cause = "down"            // the NIC is administratively down
+	causeNoLink         cause = "no_link"         // the NIC has no carrier
+	causeProgramLost    cause = "program_lost"    // the NIC has leases and does not run our program any more
+	causeForeignProgram cause = "foreign_program" // the NIC runs a program that is not ours
+	causeNoNativeXDP    cause = "no_native_xdp"   // the pool does not allow generic XDP, and the driver has no other
+	causeHeld           cause = "held"            // a process holds the queue, whose lease has ended
+)
+
+// ill returns why a NIC's devices are not healthy, in a word and in a sentence, or "".
+func (v *inventory) ill(pool config.Pool, link netdev.Link, trouble map[int]string) (cause, string) {
+	runs := link.XDP.Mode != netdev.XDPNone
 	switch {
 	case !link.Up:
-		return link.Name + " is administratively down"
+		return causeDown, link.Name + " is administratively down"
 	case !link.Carrier:
-		return fmt.Sprintf("%s has no link (operational state %s)", link.Name, link.OperState)
+		return causeNoLink, fmt.Sprintf("%s has no link (operational state %s)", link.Name, link.OperState)
+	case trouble[link.Index] != "" && runs:
+		return causeForeignProgram, trouble[link.Index]
 	case trouble[link.Index] != "":
-		return trouble[link.Index]
-	case link.XDP.Mode != netdev.XDPNone && !v.leases.Manages(link):
-		return fmt.Sprintf("%s has another XDP program (id %d)", link.Name, max(link.XDP.NativeProgID, link.XDP.GenericProgID, link.XDP.OffloadProgID))
+		return causeProgramLost, trouble[link.Index]
+	case runs && !v.leases.Manages(link):
+		return causeForeignProgram, fmt.Sprintf("%s has another XDP program (id %d)", link.Name,
+			max(link.XDP.NativeProgID, link.XDP.GenericProgID, link.XDP.OffloadProgID))
 	}
 	features, err := v.nics.XDPFeatures(link.Index)
 	if err == nil && !features.Basic && !pool.AllowGeneric {
-		return fmt.Sprintf("the driver of %s has no native XDP, and pool %s does not allow generic", link.Name, pool.Name)
+		return causeNoNativeXDP, fmt.Sprintf("the driver of %s has no native XDP, and pool %s does not allow generic", link.Name, pool.Name)
 	}
-	return ""
+	return "", ""
 }
 
 // firstOnNAPI returns for each rx queue of a NIC the first one on the same NAPI. Queues without a link to a NAPI are not

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/afxdp-project/afxdp/internal/agentapi"
 	"github.com/afxdp-project/afxdp/internal/lease"
+	"github.com/afxdp-project/afxdp/internal/metrics"
 )
 
 // service is what the CNI plugin calls.
@@ -19,7 +21,8 @@ type service struct {
 }
 
 // Attach activates the leases of a pod.
-func (s service) Attach(ctx context.Context, r *agentapi.AttachRequest) (*agentapi.AttachResponse, error) {
+func (s service) Attach(ctx context.Context, r *agentapi.AttachRequest) (_ *agentapi.AttachResponse, err error) {
+	defer func(begin time.Time) { s.metrics.Done(metrics.Add, begin, err) }(time.Now())
 	request, nics, err := s.request(r.GetAttachment(), r.GetPod(), r.GetNetnsCookie(), r.GetAllocations())
 	if err != nil {
 		return nil, err
@@ -47,8 +50,10 @@ func (s service) Attach(ctx context.Context, r *agentapi.AttachRequest) (*agenta
 
 // Detach takes out an attachment.
 func (s service) Detach(_ context.Context, r *agentapi.DetachRequest) (*agentapi.DetachResponse, error) {
-	a := attachment(r.GetAttachment())
-	if err := s.leases.Detach(a); err != nil {
+	begin, a := time.Now(), attachment(r.GetAttachment())
+	err := s.leases.Detach(a)
+	s.metrics.Done(metrics.Del, begin, err)
+	if err != nil {
 		// The journal has it as ending, and Maintain goes on: the runtime need not try again.
 		s.log.Error("end leases", "sandbox", a.ContainerID, "network", a.Network, "error", err)
 	}

@@ -25,6 +25,7 @@ type DeviceStatus struct {
 	NUMANode int          `json:"numaNode"` // -1: unknown
 	Healthy  bool         `json:"healthy"`
 	Reason   string       `json:"reason,omitempty"` // why not
+	Cause    string       `json:"cause,omitempty"`  // the reason in one word, as the metrics have it
 	Lease    *LeaseStatus `json:"lease,omitempty"`
 }
 
@@ -56,7 +57,7 @@ func (a *Agent) status() Status {
 	s.Problems = problems
 	for _, pool := range a.inventory.pools() {
 		for _, d := range devices[pool] {
-			ds := DeviceStatus{ID: d.ID, Pool: pool, NUMANode: d.NUMANode, Healthy: d.Healthy, Reason: d.Reason}
+			ds := DeviceStatus{ID: d.ID, Pool: pool, NUMANode: d.NUMANode, Healthy: d.Healthy, Reason: d.Reason, Cause: d.Cause}
 			if l, ok := a.leases.Lease(d.ID); ok {
 				st, open := drops[d.ID]
 				ds.Lease = &LeaseStatus{Pod: l.Pod, State: l.State, Open: open, ZeroCopy: l.Socket != nil && l.Socket.ZeroCopy, Unmet: unmet[d.ID]}

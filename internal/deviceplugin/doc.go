@@ -17,6 +17,7 @@ type Device struct {
 	ID       string // unique in the pool, for example "eth1-q2"
 	Healthy  bool
 	Reason   string // why it is not healthy
+	Cause    string // the reason in one word, of a few, for metrics
 	NUMANode int    // -1: none
 	NIC      string
 	Queue    int

@@ -28,7 +28,13 @@ type farPort struct {
 // NewFarEnd makes the far end with sockets on its first queues, which are closed with the test.
 func NewFarEnd(tb testing.TB, queues int) *FarEnd {
 	tb.Helper()
-	ifi, err := net.InterfaceByName(Far)
+	return NewFarEndOf(tb, Far, queues)
+}
+
+// NewFarEndOf makes the far end of another NIC, of which far is the other end's name.
+func NewFarEndOf(tb testing.TB, far string, queues int) *FarEnd {
+	tb.Helper()
+	ifi, err := net.InterfaceByName(far)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -1,0 +1,2 @@
+// Package metrics makes what the agent knows and does into Prometheus metrics. docs/metrics.md describes each of them.
+package metrics
