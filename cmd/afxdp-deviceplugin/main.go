@@ -38,6 +38,7 @@ Usage:
   afxdp-deviceplugin --config FILE [flags]
   afxdp-deviceplugin --config FILE --check     # only check the configuration
   afxdp-deviceplugin install [flags]           # put CNI plugin and BPF filesystem on the node; see install --help
+  afxdp-deviceplugin uninstall [flags]         # have all agents of a cluster uninstall; see uninstall --help
 
 Capabilities: NET_ADMIN, NET_RAW, BPF, IPC_LOCK. Linux 6.4 or later.
 Exit codes: 0 stopped by a signal, 1 failed, 2 wrong flags or configuration.
@@ -48,8 +49,13 @@ Flags:
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
 func run(args []string, stdout, stderr io.Writer) int {
-	if len(args) > 0 && args[0] == "install" {
-		return runInstall(args[1:], stdout, stderr)
+	if len(args) > 0 {
+		switch args[0] {
+		case "install":
+			return runInstall(args[1:], stdout, stderr)
+		case "uninstall":
+			return runUninstall(args[1:], stdout, stderr)
+		}
 	}
 	flags := pflag.NewFlagSet("afxdp-deviceplugin", pflag.ContinueOnError)
 	flags.SetOutput(stderr)
