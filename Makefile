@@ -9,6 +9,9 @@ PROGRAMS := afxdp-deviceplugin afxdp-cni afxdp-bench
 COMMIT   ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 IMAGE    ?= afxdp-project/afxdp:$(VERSION)
 ARCHES   ?= amd64 arm64
+E2E_ARCH  = $(shell $(GO) env GOARCH)
+# What the tests on a cluster run and is not on the PATH; kind only if they are to make the cluster.
+E2E_TOOLS = $(foreach t,helm $(if $(KUBECONFIG),,kind),$(if $(shell command -v $t),,$(TOOLS)/$t))
 export PATH := $(TOOLS):$(PATH)
 
 .DEFAULT_GOAL := help
@@ -31,6 +34,15 @@ test: setup-test ## all tests with the race detector; as root also those that ne
 test-vm: setup-vm ## drivers and kernels under QEMU: what they negotiate, receive, send and put back (root)
 	@hack/vm-setup.sh
 	@$(GO) test -tags vm -count=1 -timeout 30m -v -run 'MatrixSays$$' ./test/vm
+
+.PHONY: e2e
+e2e: $(E2E_TOOLS) ## the whole on a cluster: that of KUBECONFIG, or one that kind makes (docker, root; test/e2e/README.md)
+	@$(MAKE) --no-print-directory image ARCHES=$(E2E_ARCH) IMAGE=afxdp-project/afxdp:e2e
+	@mkdir -p $(BIN)
+	@for p in pod delegate; do CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/e2e-$$p ./test/e2e/$$p || exit 1; done
+	@$(GO) -C tools/cluster run ./image --tag afxdp-project/e2e-pod:e2e --arch $(E2E_ARCH) \
+		--out $(CURDIR)/build/images/e2e-pod-$(E2E_ARCH).tar $(CURDIR)/$(BIN)/e2e-pod
+	@$(GO) test -tags e2e -count=1 -timeout 25m -v ./test/e2e
 
 .PHONY: bench-busypoll
 bench-busypoll: setup-vm ## busy polling against interrupts under overload, in a virtual machine (root)
@@ -76,7 +88,13 @@ clean: ## remove what was built
 setup-demo setup-test setup-vm setup-lint: setup-%:
 	@GO="$(GO)" hack/setup.sh $*
 
-# The tools have a module of their own, so that their dependencies are not the project's.
+# The tools have modules of their own, so that their dependencies are not the project's.
+$(TOOLS)/helm $(TOOLS)/kind: $(TOOLS)/%: tools/cluster/go.mod
+	@mkdir -p $(TOOLS)
+	@echo "building $* (once; it may take minutes)"
+	@cd tools/cluster && $(GO) build -o $(TOOLS)/ $$($(GO) list tool | grep '/$*$$')
+	@touch $@
+
 $(TOOLS)/%: tools/go.mod
 	@mkdir -p $(TOOLS)
 	@echo "building $* (once; it may take minutes)"
