@@ -68,6 +68,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 		pinDir      = flags.String("pin-dir", "/sys/fs/bpf/afxdp", "directory on a bpffs for pinned links and maps")
 		httpAddress = flags.String("http-address", "127.0.0.1:9417", "address of /healthz, /readyz, /statusz (devices, leases, losses) and /metrics; empty: not served")
 		metricsAddr = flags.String("metrics-address", "", "address that serves /metrics alone, for a Prometheus on another node; empty: none")
+		cniConfDir  = flags.String("cni-conf-dir", "", "the container runtime's CNI configuration directory (/etc/cni/net.d): afxdp-cni is added to the first list there and kept in it; empty: not")
+		cniBinDir   = flags.String("cni-bin-dir", "", "directory in which the container runtime looks for CNI plugins (/opt/cni/bin)")
 		logFormat   = flags.String("log-format", "text", "text or json")
 		logLevel    = flags.String("log-level", "info", "debug, info, warn or error")
 		showVersion = flags.Bool("version", false, "print the version and exit")
@@ -85,6 +87,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	if flags.NArg() > 0 {
 		return refuse(stderr, fmt.Errorf("unexpected argument %q", flags.Arg(0)))
+	}
+	if *cniConfDir != "" && *cniBinDir == "" {
+		return refuse(stderr, errors.New("--cni-conf-dir needs --cni-bin-dir: a list that names a plugin which is not there stops every pod"))
 	}
 	log, err := logger(stderr, *logFormat, *logLevel)
 	if err != nil {
@@ -105,6 +110,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	defer stop()
 	a, err := agent.New(agent.Config{
 		Pools: pools, KubeletRoot: *kubeletRoot, RunDir: *runDir, PinDir: *pinDir, HTTPAddress: *httpAddress, MetricsAddress: *metricsAddr,
+		CNIConfDir: *cniConfDir, CNIBinDir: *cniBinDir,
 		Version: buildVersion(), Log: log,
 	})
 	if err != nil {

@@ -39,6 +39,7 @@ func TestWrongUseIsToldBeforeAnythingHasChanged(t *testing.T) {
 			[]string{"uninstall", "--namespace", "a", "--selector", "a=b", "--kubeconfig", bad + "x"}, 1, []string{"read kubeconfig"},
 		},
 		"argument":         {[]string{"start"}, 2, []string{`unexpected argument "start"`}},
+		"no CNI plugins":   {[]string{"--cni-conf-dir", dir}, 2, []string{"--cni-conf-dir needs --cni-bin-dir"}},
 		"log format":       {[]string{"--log-format", "xml"}, 2, []string{"neither text nor json"}},
 		"log level":        {[]string{"--log-level", "loud"}, 2, []string{"--log-level"}},
 		"no configuration": {[]string{"--config", filepath.Join(dir, "none.yaml")}, 2, []string{"none.yaml"}},

@@ -16,6 +16,7 @@ import (
 
 	"github.com/afxdp-project/afxdp/internal/agentapi"
 	"github.com/afxdp-project/afxdp/internal/config"
+	"github.com/afxdp-project/afxdp/internal/conflist"
 	"github.com/afxdp-project/afxdp/internal/deviceplugin"
 	"github.com/afxdp-project/afxdp/internal/handoff"
 	"github.com/afxdp-project/afxdp/internal/kubelet"
@@ -35,6 +36,8 @@ type Config struct {
 	HTTPAddress string // of /healthz, /readyz, /statusz and /metrics; empty: not served
 	// MetricsAddress is where /metrics is served beside that; empty: nowhere.
 	MetricsAddress string
+	CNIConfDir     string // where the CNI plugin is kept in the first configuration list; empty: it is not
+	CNIBinDir      string // where the plugin is installed; needed with CNIConfDir
 	Version        string
 	Log            *slog.Logger
 }
@@ -52,6 +55,7 @@ type Agent struct {
 	kubelet     *kubelet.Client
 	observer    *netdev.Handle // of the metrics, so that a slow NIC holds up nothing else
 	metrics     *metrics.Metrics
+	chain       *conflist.Keeper // nil: not wanted
 
 	rescans     chan struct{}
 	maintenance chan struct{}
@@ -59,13 +63,16 @@ type Agent struct {
 	closers     []func() error
 }
 
+// socketName is that of the CNI plugin's socket in the run directory.
+const socketName = "agent.sock"
+
 // stopTimeout is how long a stop waits for what is under way.
 const stopTimeout = 5 * time.Second
 
 // New makes an agent: it opens the journal, puts back or takes up what an earlier agent left, and has the sockets of all
 // allocations listen. The caller calls Run, then Close.
 func New(c Config) (_ *Agent, err error) {
-	a := &Agent{config: c, log: c.Log, rescans: make(chan struct{}, 1), maintenance: make(chan struct{}, 1)}
+	a := &Agent{config: c, log: c.Log, chain: newChain(c), rescans: make(chan struct{}, 1), maintenance: make(chan struct{}, 1)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, a.Close())
@@ -146,6 +153,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	g.Go(func() error { return a.serveHTTP(ctx) })
 	g.Go(func() error { return a.watch(ctx) })
 	g.Go(func() error { return a.keep(ctx) })
+	g.Go(func() error { return a.keepChained(ctx) })
 	g.Go(func() error {
 		<-ctx.Done()
 		stopped := make(chan struct{})
@@ -174,7 +182,7 @@ func (a *Agent) Close() error {
 
 // listen listens on the CNI plugin's socket, which only root can connect to.
 func (a *Agent) listen() (net.Listener, error) {
-	path := filepath.Join(a.config.RunDir, "agent.sock")
+	path := filepath.Join(a.config.RunDir, socketName)
 	temp := path + ".new"
 	if err := wire.CheckPath(temp); err != nil {
 		return nil, err

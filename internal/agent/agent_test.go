@@ -52,6 +52,8 @@ type node struct {
 	agent   *Agent
 	api     agentapi.AgentClient
 	dir     string
+	cniConf string // empty: the agent does not chain the plugin
+	cniBin  string
 	log     *logBuffer
 	stop    func()
 }
@@ -106,7 +108,8 @@ func (n *node) start(yaml string) {
 	}
 	n.agent, err = New(Config{
 		Pools: pools, KubeletRoot: filepath.Join(n.dir, "kubelet"), RunDir: filepath.Join(n.dir, "afxdp"),
-		PinDir: "/sys/fs/bpf/afxdp", HTTPAddress: httpAddress, MetricsAddress: metricsAddress, Version: "test", Log: slog.New(slog.NewTextHandler(n.log, nil)),
+		PinDir: "/sys/fs/bpf/afxdp", HTTPAddress: httpAddress, MetricsAddress: metricsAddress, CNIConfDir: n.cniConf, CNIBinDir: n.cniBin,
+		Version: "test", Log: slog.New(slog.NewTextHandler(n.log, nil)),
 	})
 	if err != nil {
 		n.Fatal(err)

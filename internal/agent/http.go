@@ -27,6 +27,10 @@ func (a *Agent) serveHTTP(ctx context.Context) error {
 			return
 		}
 		_, _ = fmt.Fprintln(w, "ok")
+		// Not a condition: pods may get their queues by Multus, and a rollout must not stop at such a node.
+		if a.chain != nil && !a.chain.Status().Chained {
+			_, _ = fmt.Fprintln(w, "CNI plugin not chained:", a.chain.Status().Reason)
+		}
 	})
 	all.HandleFunc("GET /statusz", a.serveStatus)
 	g, ctx := errgroup.WithContext(ctx)

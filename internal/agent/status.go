@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 
+	"github.com/afxdp-project/afxdp/internal/conflist"
 	"github.com/afxdp-project/afxdp/internal/lease"
 	"github.com/afxdp-project/afxdp/pkg/xsk"
 )
@@ -12,6 +13,8 @@ import (
 type Status struct {
 	Version string         `json:"version"`
 	Devices []DeviceStatus `json:"devices"`
+	// CNI is how the plugin stands in the node's network configuration, where the agent is to keep it there.
+	CNI *conflist.Status `json:"cni,omitempty"`
 	// Problems are what does not fit between configuration and node.
 	Problems []string `json:"problems,omitempty"`
 	// Unclaimed are the packets that found no socket, by NIC and queue, of NICs with leases whose pool counts them.
@@ -52,6 +55,10 @@ type DropCounters struct {
 
 func (a *Agent) status() Status {
 	s := Status{Version: a.config.Version, Unclaimed: a.leases.Unclaimed(), Devices: []DeviceStatus{}}
+	if a.chain != nil {
+		chained := a.chain.Status()
+		s.CNI = &chained
+	}
 	drops, unmet := a.leases.Statistics(), a.leases.Unmet()
 	devices, problems := a.inventory.last()
 	s.Problems = problems

@@ -63,9 +63,11 @@ type times struct {
 
 // New makes a keeper. The caller calls Keep.
 func New(c Config) *Keeper {
-	return &Keeper{config: c, entry: cni.NewEntry(c.AgentSocket, c.KubeletRoot), times: times{
+	k := &Keeper{config: c, entry: cni.NewEntry(c.AgentSocket, c.KubeletRoot), status: Status{Reason: "not looked at yet"}}
+	k.times = times{
 		check: 10 * time.Second, settle: 200 * time.Millisecond, calm: 10 * time.Minute, first: time.Second, last: 5 * time.Minute,
-	}}
+	}
+	return k
 }
 
 // Status returns what the last look found.
