@@ -59,6 +59,8 @@ func (m *Manager) Activate(r Request) error {
 
 func (m *Manager) checkRequest(r Request) error {
 	switch {
+	case m.uninstalled:
+		return errUninstalled
 	case r.NetnsCookie == 0:
 		return refuse("the pod's network namespace is not known")
 	case r.NetnsCookie == m.cookie:

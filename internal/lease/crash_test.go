@@ -19,7 +19,8 @@ import (
 )
 
 // storyEnv has the test binary be an agent that is killed: "life 12" lives the life of two pods and is killed at its
-// 12th step, "start 3" only starts and is killed at its third. At step 0 nothing is killed. What follows is its world.
+// 12th step, "start 3" only starts and is killed at its third, "uninstall 5" uninstalls below two pods. At step 0 nothing
+// is killed. What follows is its world.
 const storyEnv = "AFXDP_LEASE_STORY"
 
 // tellStory is the main function of such an agent. It prints the steps that it takes.
@@ -69,14 +70,20 @@ func liveAndDie(which string, w world, fault func(string) error) error {
 		}
 		return m.Activate(r)
 	}
-	for _, chapter := range []func() error{
+	story := []func() error{
 		func() error { return add(alice, 0, 1) },
 		func() error { return add(bob, 2) },
 		func() error { return openAndClose(m, link) },
-		func() error { return m.Detach(bob.attachment("eth0")) },
-		func() error { return m.Detach(alice.attachment("eth0")) },
-		func() error { return maintain(m) },
-	} {
+	}
+	if which == "uninstall" {
+		story = append(story, func() error { return uninstall(m) })
+	} else {
+		story = append(story,
+			func() error { return m.Detach(bob.attachment("eth0")) },
+			func() error { return m.Detach(alice.attachment("eth0")) },
+			func() error { return maintain(m) })
+	}
+	for _, chapter := range story {
 		if err := chapter(); err != nil {
 			return err
 		}

@@ -52,6 +52,8 @@ type Manager struct {
 	leases   map[string]*lease // by device id
 	zeroCopy map[trialKey]zeroCopy
 	epoch    uint64
+
+	uninstalled bool // nothing is leased any more
 }
 
 type nic struct {
