@@ -188,6 +188,7 @@ func (l *Loop) receive(q *Queue) int {
 	packets := l.descs[:n:n]
 	rx.Receive(packets)
 	q.onFill -= n
+	q.current.RXDescs += uint64(n)
 	for i := range packets {
 		q.current.RXBytes += uint64(packets[i].Len)
 		if !packets[i].Continued() {

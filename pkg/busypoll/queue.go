@@ -74,6 +74,11 @@ func (q *Queue) init() error {
 // Counters count what a queue's loop did.
 type Counters struct {
 	RXPackets, RXBytes uint64
+	// RXPolled are the descriptors that came onto the rx ring during the loop's own polls: while one of its system calls
+	// ran on a socket that busy-polls. What came between them was brought by interrupts, by the timer that stands in for
+	// them, or by a NAPI's thread.
+	RXPolled           uint64
+	RXDescs            uint64 // all descriptors of RXPackets: as many, unless packets span frames
 	TXPackets, TXBytes uint64 // queued for transmission
 	Completed          uint64 // descriptors that came back after transmission
 	RXCalls, TXCalls   uint64 // wakeups by recvfrom and by sendto
@@ -81,11 +86,11 @@ type Counters struct {
 	Sleeps             uint64 // waits for a packet, of the whole loop
 }
 
-const counters = 9
+const counters = 11
 
 func (c *Counters) list() [counters]*uint64 {
 	return [counters]*uint64{
-		&c.RXPackets, &c.RXBytes, &c.TXPackets, &c.TXBytes, &c.Completed, &c.RXCalls, &c.TXCalls, &c.TXAgain, &c.Sleeps,
+		&c.RXPackets, &c.RXBytes, &c.RXPolled, &c.RXDescs, &c.TXPackets, &c.TXBytes, &c.Completed, &c.RXCalls, &c.TXCalls, &c.TXAgain, &c.Sleeps,
 	}
 }
 

@@ -22,13 +22,18 @@ func (q *Queue) wake(received bool) error {
 		if q.KickTX != nil {
 			kick = q.KickTX
 		}
+		polled = kick == q.Socket
+		waiting := q.waiting()
 		q.current.TXCalls++
-		if err := kick.WakeTX(); errors.Is(err, xsk.ErrAgain) {
+		err := kick.WakeTX()
+		if busy && polled {
+			q.current.RXPolled += uint64(q.waiting() - waiting)
+		}
+		if errors.Is(err, xsk.ErrAgain) {
 			q.current.TXAgain++ // the next round drains the completion ring and kicks again
 		} else if err != nil {
 			return q.failed("send", err)
 		}
-		polled = kick == q.Socket
 	}
 	if q.Handle != nil && (busy && !polled && !received || q.Rings.Fill.NeedsWakeup()) {
 		return q.wakeRX()
@@ -36,9 +41,22 @@ func (q *Queue) wake(received bool) error {
 	return nil
 }
 
+// waiting returns how many descriptors wait on the rx ring. What it grows by during a call that polls came by that poll.
+func (q *Queue) waiting() int {
+	if q.Handle == nil {
+		return 0
+	}
+	return q.Rings.RX.Pending()
+}
+
 func (q *Queue) wakeRX() error {
+	waiting := q.waiting()
 	q.current.RXCalls++
-	if err := q.Socket.WakeRX(); err != nil && !errors.Is(err, xsk.ErrAgain) {
+	err := q.Socket.WakeRX()
+	if q.busy.Load() {
+		q.current.RXPolled += uint64(q.waiting() - waiting)
+	}
+	if err != nil && !errors.Is(err, xsk.ErrAgain) {
 		return q.failed("receive", err)
 	}
 	return nil

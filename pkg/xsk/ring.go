@@ -100,6 +100,9 @@ func newConsumer[T any](h header, entries []T) consumer[T] {
 // Size returns the ring's number of entries.
 func (r *consumer[T]) Size() int { return len(r.entries) }
 
+// Pending returns how many entries the kernel has put on the ring that are not released.
+func (r *consumer[T]) Pending() int { return int(atomic.LoadUint32(r.producer) - r.released) }
+
 // Peek returns how many entries, up to n, can be read with At. They stay in the ring until Release.
 func (r *consumer[T]) Peek(n int) int {
 	if uint32(n) > r.limit-r.released {
