@@ -1,7 +1,6 @@
 package cni
 
 import (
-	"regexp"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -9,8 +8,17 @@ import (
 	"github.com/afxdp-project/afxdp/internal/kubelet"
 )
 
-// podName covers UIDs (of static pods too, which are hashes), namespaces and names.
-var podName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,251}[a-zA-Z0-9])?$`)
+// isPodName reports whether s may be a UID (of a static pod too, which is a hash), a namespace or a name. It is no regular
+// expression, as compiling that would take a good part of the time that the plugin takes for a pod.
+func isPodName(s string) bool {
+	const inner = "_.-"
+	for _, c := range []byte(s) {
+		if (c|0x20 < 'a' || c|0x20 > 'z') && (c < '0' || c > '9') && strings.IndexByte(inner, c) < 0 {
+			return false
+		}
+	}
+	return s != "" && len(s) <= 253 && !strings.ContainsAny(s[:1]+s[len(s)-1:], inner)
+}
 
 // parsePod reads the pod from CNI_ARGS ("K=V;K=V"). It returns nil when they name none: the container is not a pod's.
 // The UID may be missing, as some runtimes do not pass it. Arguments of others are left alone, whether or not
@@ -23,7 +31,7 @@ func parsePod(args string) (*kubelet.Pod, error) {
 		field := fields[key]
 		switch {
 		case field == nil || value == "":
-		case !podName.MatchString(value):
+		case !isPodName(value):
 			return nil, failf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %s: %q is not a valid value", key, value)
 		case *field != "" && *field != value:
 			return nil, failf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %s is given twice: %q and %q",

@@ -153,13 +153,17 @@ func checked(version string, err error) bool {
 func testBinaryAsAttachment(t *testing.T, bin string) {
 	n := newNode(t, bin, fakekubelet.Config{})
 	n.addPod(t, "u1", "eth1-q0", "eth1-q1")
+	// As Multus calls it: the device id at both places, and pairs of CNI_ARGS twice.
 	net, err := libcni.NetworkPluginConfFromBytes(fmt.Appendf(nil, `{"cniVersion":"1.0.0","name":"fast",%s`,
-		n.plugin(`,"capabilities":{"deviceID":true}`)[1:]))
+		n.plugin(`,"capabilities":{"deviceID":true,"CNIDeviceInfoFile":true},"deviceID":"eth1-q1","pciBusID":"eth1-q1","args":{"cni":{"x":"y"}}`)[1:]))
 	if err != nil {
 		t.Fatal(err)
 	}
 	rt := runtimeConf("u1", testutil.NewNetns(t).Path())
-	rt.IfName, rt.CapabilityArgs = "net1", map[string]any{"deviceID": "eth1-q1"}
+	rt.Args = append(rt.Args, rt.Args...)
+	rt.Args[0][1] = "true"
+	rt.IfName = "net1"
+	rt.CapabilityArgs = map[string]any{"deviceID": "eth1-q1", "CNIDeviceInfoFile": "/nowhere/net1"}
 	if _, err := n.cni.AddNetwork(t.Context(), net, rt); err != nil {
 		t.Fatal(err)
 	}
@@ -171,6 +175,9 @@ func testBinaryAsAttachment(t *testing.T, bin string) {
 	}
 	if err := n.cni.DelNetwork(t.Context(), net, rt); err != nil || n.agent.count() != 0 {
 		t.Errorf("DEL: %v, %d attachments left", err, n.agent.count())
+	}
+	if net, err = libcni.InjectConf(net, map[string]any{"deviceID": "eth7-q0"}); err != nil {
+		t.Fatal(err)
 	}
 	rt.CapabilityArgs["deviceID"] = "eth7-q0"
 	_, err = n.cni.AddNetwork(t.Context(), net, rt)
