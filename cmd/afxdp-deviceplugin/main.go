@@ -109,7 +109,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	a, err := agent.New(agent.Config{
-		Pools: pools, KubeletRoot: *kubeletRoot, RunDir: *runDir, PinDir: *pinDir, HTTPAddress: *httpAddress, MetricsAddress: *metricsAddr,
+		ConfigFile: *file,
+		Pools:      pools, KubeletRoot: *kubeletRoot, RunDir: *runDir, PinDir: *pinDir, HTTPAddress: *httpAddress, MetricsAddress: *metricsAddr,
 		CNIConfDir: *cniConfDir, CNIBinDir: *cniBinDir,
 		Version: buildVersion(), Log: log,
 	})

@@ -30,6 +30,7 @@ import (
 // Config says where the agent works. Every field but those that may be empty is needed.
 type Config struct {
 	Pools       *config.Config
+	ConfigFile  string // that Pools was read from, and is read from again when it changes; empty: never
 	KubeletRoot string // kubelet's root directory, such as /var/lib/kubelet
 	RunDir      string // /run/afxdp: state, allocations and the CNI plugin's socket
 	PinDir      string // /sys/fs/bpf/afxdp
@@ -56,6 +57,9 @@ type Agent struct {
 	observer    *netdev.Handle // of the metrics, so that a slow NIC holds up nothing else
 	metrics     *metrics.Metrics
 	chain       *conflist.Keeper // nil: not wanted
+
+	// onReload, if set, is told of each changed configuration: an error when it was refused, else nil. It must not block.
+	onReload func(err error)
 
 	rescans     chan struct{}
 	maintenance chan struct{}
@@ -102,7 +106,8 @@ func New(c Config) (_ *Agent, err error) {
 	for _, f := range findings {
 		a.log.Error("take up the journal", "error", f)
 	}
-	a.inventory = &inventory{nics: a.nics, leases: a.leases, log: a.log, config: c.Pools, devices: make(map[string]device)}
+	a.inventory = &inventory{nics: a.nics, leases: a.leases, log: a.log, config: c.Pools,
+		former: make(map[string]config.Pool), devices: make(map[string]device)}
 	if a.observer, err = netdev.Open(); err != nil {
 		return nil, err
 	}
@@ -152,6 +157,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	g.Go(func() error { return rpc.Serve(listener) })
 	g.Go(func() error { return a.serveHTTP(ctx) })
 	g.Go(func() error { return a.watch(ctx) })
+	g.Go(func() error { return a.follow(ctx) })
 	g.Go(func() error { return a.keep(ctx) })
 	g.Go(func() error { return a.keepChained(ctx) })
 	g.Go(func() error {

@@ -55,6 +55,7 @@ type node struct {
 	cniConf string // empty: the agent does not chain the plugin
 	cniBin  string
 	log     *logBuffer
+	reloads chan error // of the configuration
 	stop    func()
 }
 
@@ -82,7 +83,7 @@ func newNode(t *testing.T, yaml string) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{T: t, dir: dir, log: &logBuffer{}}
+	n := &node{T: t, dir: dir, log: &logBuffer{}, reloads: make(chan error, 10)}
 	n.kubelet, err = fakekubelet.Start(fakekubelet.Config{Root: filepath.Join(dir, "kubelet")})
 	if err != nil {
 		t.Fatal(err)
@@ -102,18 +103,21 @@ func newNode(t *testing.T, yaml string) *node {
 
 func (n *node) start(yaml string) {
 	n.Helper()
-	pools, _, err := config.Parse("test", []byte(yaml))
+	n.configure(yaml)
+	pools, _, err := config.Load(n.configFile())
 	if err != nil {
 		n.Fatal(err)
 	}
 	n.agent, err = New(Config{
-		Pools: pools, KubeletRoot: filepath.Join(n.dir, "kubelet"), RunDir: filepath.Join(n.dir, "afxdp"),
+		ConfigFile: n.configFile(),
+		Pools:      pools, KubeletRoot: filepath.Join(n.dir, "kubelet"), RunDir: filepath.Join(n.dir, "afxdp"),
 		PinDir: "/sys/fs/bpf/afxdp", HTTPAddress: httpAddress, MetricsAddress: metricsAddress, CNIConfDir: n.cniConf, CNIBinDir: n.cniBin,
 		Version: "test", Log: slog.New(slog.NewTextHandler(n.log, nil)),
 	})
 	if err != nil {
 		n.Fatal(err)
 	}
+	n.agent.onReload = func(err error) { n.reloads <- err }
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- n.agent.Run(ctx) }()

@@ -17,10 +17,8 @@ import (
 func (a *Agent) Allocate(_ context.Context, pool string, devices []string) (_ deviceplugin.Allocation, err error) {
 	defer func(begin time.Time) { a.metrics.Done(metrics.Allocate, begin, err) }(time.Now())
 	p := a.inventory.pool(pool)
-	for _, id := range devices {
-		if _, err := a.inventory.find(pool, id); err != nil {
-			return deviceplugin.Allocation{}, err
-		}
+	if err := a.inventory.grant(pool, devices); err != nil {
+		return deviceplugin.Allocation{}, err
 	}
 	dir, err := a.allocations.serve(p, devices)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/afxdp-project/afxdp/internal/config"
 	"github.com/afxdp-project/afxdp/internal/deviceplugin"
@@ -23,6 +24,9 @@ type inventory struct {
 
 	mu       sync.Mutex
 	config   *config.Config
+	former   map[string]config.Pool           // that are not in config any more, as they were, while pods have devices of them
+	claims   []claim                          // of kubelet's checkpoint
+	grants   []grant                          // of the last moments
 	devices  map[string]device                // by id
 	listed   map[string][]deviceplugin.Device // by pool
 	problems []string                         // as last logged
@@ -67,7 +71,7 @@ func (v *inventory) scan() (map[string][]deviceplugin.Device, error) {
 	}
 	assigned, problems := v.config.Assign(nics)
 	v.report(problems)
-	trouble, held := v.leases.Problems(), v.leases.Held()
+	trouble, held, taken := v.leases.Problems(), v.leases.Held(), v.taken(time.Now())
 	v.devices = make(map[string]device)
 	all := make(map[string][]deviceplugin.Device)
 	for _, pool := range v.config.Pools {
@@ -88,11 +92,23 @@ func (v *inventory) scan() (map[string][]deviceplugin.Device, error) {
 			if r := held[d.ID()]; cause == "" && r != "" {
 				cause, reason = causeHeld, r
 			}
+			if r := taken.from(pool.Name, d.ID()); cause == "" && r != "" {
+				cause, reason = causeOtherPool, r
+			}
 			all[pool.Name] = append(all[pool.Name], deviceplugin.Device{
 				ID: d.ID(), Healthy: cause == "", Reason: reason, Cause: string(cause), NUMANode: link.NUMANode, NIC: d.NIC, Queue: d.Queue,
 			})
 		}
 	}
+	// A pool that was taken out stays without devices while pods have some of it: kubelet needs its plugin whenever one
+	// of their containers starts again.
+	pools := taken.pools()
+	for pool := range pools {
+		if _, ok := all[pool]; !ok {
+			all[pool] = []deviceplugin.Device{}
+		}
+	}
+	maps.DeleteFunc(v.former, func(name string, _ config.Pool) bool { return !pools[name] })
 	v.listed = all
 	return all, nil
 }
@@ -114,6 +130,7 @@ const (
 	causeForeignProgram cause = "foreign_program" // the NIC runs a program that is not ours
 	causeNoNativeXDP    cause = "no_native_xdp"   // the pool does not allow generic XDP, and the driver has no other
 	causeHeld           cause = "held"            // a process holds the queue, whose lease has ended
+	causeOtherPool      cause = "other_pool"      // a pod has the queue from the pool that had it before
 )
 
 // ill returns why a NIC's devices are not healthy, in a word and in a sentence, or "".
@@ -181,6 +198,10 @@ func (v *inventory) report(problems []config.Problem) {
 func (v *inventory) find(pool, id string) (device, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	return v.lookUp(pool, id)
+}
+
+func (v *inventory) lookUp(pool, id string) (device, error) {
 	d, ok := v.devices[id]
 	if !ok {
 		return device{}, fmt.Errorf("unknown device %s: this node has %d devices in its pools", id, len(v.devices))
@@ -191,12 +212,35 @@ func (v *inventory) find(pool, id string) (device, error) {
 	return d, nil
 }
 
-// pool returns a pool. One that was taken out of the configuration while pods hold its devices has the defaults: what
-// they hold is served as long as they live.
+// use has another configuration take effect with the next scan. Leases keep the settings with which they were made.
+func (v *inventory) use(c *config.Config) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, p := range v.config.Pools {
+		v.former[p.Name] = p
+	}
+	for _, p := range c.Pools {
+		delete(v.former, p.Name)
+	}
+	v.config = c
+}
+
+// current returns the configuration in force.
+func (v *inventory) current() *config.Config {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.config
+}
+
+// pool returns a pool. One that was taken out of the configuration while pods hold its devices is as it was, or, after a
+// restart, has the defaults: what they hold is served as long as they live.
 func (v *inventory) pool(name string) config.Pool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	p, ok := v.config.Pool(name)
+	if !ok {
+		p, ok = v.former[name]
+	}
 	if !ok {
 		p = config.DefaultPool()
 		p.Name = name
@@ -204,11 +248,11 @@ func (v *inventory) pool(name string) config.Pool {
 	return p
 }
 
-// pools returns the pools' names.
+// pools returns the names of the pools, and of those that were taken out and of which pods have devices.
 func (v *inventory) pools() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	names := make(map[string]bool)
+	names := v.taken(time.Now()).pools()
 	for _, p := range v.config.Pools {
 		names[p.Name] = true
 	}

@@ -31,7 +31,17 @@ func (a *Agent) watch(ctx context.Context) error {
 	a.adopt()
 	ticker := time.NewTicker(rescanPeriod)
 	defer ticker.Stop()
+	unclaimed := "" // why claims are not known
 	for {
+		claims, err := a.claims(ctx)
+		switch {
+		case err == nil:
+			a.inventory.claimed(claims)
+			unclaimed = ""
+		case err.Error() != unclaimed:
+			a.log.Error("find out which devices pods have", "error", err)
+			unclaimed = err.Error()
+		}
 		if devices, err := a.inventory.scan(); err != nil {
 			a.log.Error("look at the node's NICs", "error", err)
 		} else {

@@ -108,7 +108,14 @@ func (s service) request(
 		for _, id := range a.GetDeviceIds() {
 			d, err := s.lookUp(pool, id)
 			if err != nil {
-				return r, nil, status.Error(codes.NotFound, err.Error())
+				var ok bool
+				if d, ok = s.moved(r.Pod.UID, pool, id); !ok {
+					return r, nil, status.Error(codes.NotFound, err.Error())
+				}
+			}
+			if l, ok := s.leases.Lease(id); ok && l.State != lease.StateHeld && l.Settings.Pool != pool && l.Pod.UID != r.Pod.UID {
+				return r, nil, status.Errorf(codes.FailedPrecondition, "device %s of pool %s: pod %s has the queue from pool %s",
+					id, pool, l.Pod, l.Settings.Pool)
 			}
 			if !slices.ContainsFunc(nics, func(n *agentapi.NIC) bool { return n.Name == d.link.Name }) {
 				nics = append(nics, &agentapi.NIC{

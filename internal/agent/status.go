@@ -2,7 +2,9 @@ package agent
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
+	"slices"
 
 	"github.com/afxdp-project/afxdp/internal/conflist"
 	"github.com/afxdp-project/afxdp/internal/lease"
@@ -34,6 +36,8 @@ type DeviceStatus struct {
 
 // LeaseStatus is the lease of a device.
 type LeaseStatus struct {
+	// Pool is the one that had the device when it was leased.
+	Pool  string      `json:"pool"`
 	Pod   lease.Pod   `json:"pod"`
 	State lease.State `json:"state"`
 	// Open: a connection has the device open. Only then the counters of its socket can be read.
@@ -62,18 +66,26 @@ func (a *Agent) status() Status {
 	drops, unmet := a.leases.Statistics(), a.leases.Unmet()
 	devices, problems := a.inventory.last()
 	s.Problems = problems
-	for _, pool := range a.inventory.pools() {
-		for _, d := range devices[pool] {
-			ds := DeviceStatus{ID: d.ID, Pool: pool, NUMANode: d.NUMANode, Healthy: d.Healthy, Reason: d.Reason, Cause: d.Cause}
-			if l, ok := a.leases.Lease(d.ID); ok {
-				st, open := drops[d.ID]
-				ds.Lease = &LeaseStatus{Pod: l.Pod, State: l.State, Open: open, ZeroCopy: l.Socket != nil && l.Socket.ZeroCopy, Unmet: unmet[d.ID]}
-				if open {
-					ds.Lease.Drops = dropCounters(st)
-				}
-			}
-			s.Devices = append(s.Devices, ds)
+	leases := make(map[string]*LeaseStatus)
+	for _, l := range a.leases.Leases() {
+		st, open := drops[l.Device]
+		leases[l.Device] = &LeaseStatus{
+			Pool: l.Settings.Pool, Pod: l.Pod, State: l.State, Open: open, ZeroCopy: l.Socket != nil && l.Socket.ZeroCopy, Unmet: unmet[l.Device],
 		}
+		if open {
+			leases[l.Device].Drops = dropCounters(st)
+		}
+	}
+	for _, pool := range slices.Sorted(maps.Keys(devices)) {
+		for _, d := range devices[pool] {
+			s.Devices = append(s.Devices, DeviceStatus{
+				ID: d.ID, Pool: pool, NUMANode: d.NUMANode, Healthy: d.Healthy, Reason: d.Reason, Cause: d.Cause, Lease: leases[d.ID],
+			})
+			delete(leases, d.ID)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(leases)) {
+		s.Devices = append(s.Devices, DeviceStatus{ID: id, Pool: leases[id].Pool, NUMANode: -1, Reason: "no pool has it any more", Lease: leases[id]})
 	}
 	return s
 }
