@@ -154,7 +154,12 @@ func (a *Agent) Run(ctx context.Context) error {
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.plugin.Run(ctx) })
-	g.Go(func() error { return rpc.Serve(listener) })
+	g.Go(func() error {
+		if err := rpc.Serve(listener); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it began
+			return err
+		}
+		return nil
+	})
 	g.Go(func() error { return a.serveHTTP(ctx) })
 	g.Go(func() error { return a.watch(ctx) })
 	g.Go(func() error { return a.follow(ctx) })
