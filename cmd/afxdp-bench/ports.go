@@ -15,8 +15,9 @@ type port struct {
 	device client.Device
 	mode   client.Mode
 	queue  *busypoll.Queue
-	status busypoll.Status // as of the last time that it was asked for
-	left   int             // descriptors that had not come back when the run ended
+	ask    func() (busypoll.Status, error) // whether it busy-polls now
+	status busypoll.Status                 // as of the last time that it was asked for
+	left   int                             // descriptors that had not come back when the run ended
 }
 
 func (p *port) name() string { return fmt.Sprintf("%s-q%d", p.device.Netdev, p.device.Queue) }
@@ -55,7 +56,7 @@ func open(ctx context.Context, o *options) (_ *allocation, err error) {
 		return nil, err
 	}
 	for i, q := range a.set.Queues {
-		p := &port{device: q.Device, mode: q.Mode}
+		p := &port{device: q.Device, mode: q.Mode, ask: q.BusyPolling}
 		p.queue = &busypoll.Queue{
 			Name: p.name(), Socket: q.Socket, Rings: q.Rings, UMEM: q.UMEM, Frames: a.set.Frames[i], KickTX: q.Kick,
 		}
@@ -81,22 +82,10 @@ func (a *allocation) Close() error {
 
 // assess finds out whether the port's socket really busy-polls, and has the loop go by it.
 func (p *port) assess() {
-	p.status = p.busyPolling()
-	p.queue.SetBusyPolling(p.status.Active)
-}
-
-func (p *port) busyPolling() busypoll.Status {
-	state, err := busypoll.Read(p.queue.Socket.FD())
+	status, err := p.ask()
 	if err != nil {
-		return busypoll.Status{Reason: err.Error()}
+		status.Reason += fmt.Sprintf(" (as the agent last said; %v)", err)
 	}
-	facts := busypoll.Facts{QueueNAPI: p.mode.QueueNAPI, ZeroCopy: p.mode.ZeroCopy}
-	if p.mode.Deferral {
-		facts.Deferral = &busypoll.Deferral{HardIRQs: p.mode.DeferHardIRQs, GROFlushTimeout: p.mode.GROFlushTimeout}
-	}
-	status := busypoll.Assess(state, facts)
-	if !p.mode.BusyPoll && !status.Active && p.mode.Obstacle != "" {
-		status.Reason = p.mode.Obstacle // why its options are off
-	}
-	return status
+	p.status = status
+	p.queue.SetBusyPolling(status.Active)
 }

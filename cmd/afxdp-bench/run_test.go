@@ -84,6 +84,7 @@ func openPorts(t *testing.T, name string) (ports []*port) {
 			first = socket
 		}
 		p := &port{device: client.Device{Netdev: name, Queue: i, NUMANode: -1}, mode: client.Mode{NeedWakeup: true}}
+		p.ask = func() (busypoll.Status, error) { return busypoll.Status{Reason: "busy polling is off in a test"}, nil }
 		p.queue = &busypoll.Queue{
 			Name: p.name(), Socket: socket, Rings: rings, UMEM: umem,
 			Frames: xsk.NewFrames(umem.Config, uint32(i*perQueue), perQueue),

@@ -25,12 +25,10 @@ func (s *session) negotiate(m *wire.Open, g lease.Grant, socket *xsk.Socket) (*w
 		QueueNAPI:     g.Tuning.RXNAPI,
 		DeferHardIRQs: g.Tuning.DeferHardIRQs, GROFlushTimeout: uint64(g.Tuning.GROFlushTimeout),
 	}}
+	o.Flags = tuningFlags(g.Tuning)
 	for flag, set := range map[wire.SocketFlags]bool{
 		wire.SocketZeroCopy: zeroCopy, wire.SocketNeedWakeup: g.Settings.NeedWakeup,
 		wire.SocketMultiBuffer: g.Settings.MultiBuffer,
-		wire.SocketDeferral:    g.Tuning.Deferral, wire.SocketNAPIKnown: g.Tuning.NAPIKnown,
-		// virtio-net's tx NAPIs have no id: also then the rx queue's does not send.
-		wire.SocketSeparateNAPI: g.Tuning.RXNAPI != 0 && g.Tuning.TXNAPI != g.Tuning.RXNAPI,
 	} {
 		if set {
 			o.Flags |= flag
@@ -41,6 +39,38 @@ func (s *session) negotiate(m *wire.Open, g lease.Grant, socket *xsk.Socket) (*w
 		o.Text = strings.TrimPrefix(o.Text+"; ", "; ") + unmet
 	}
 	return o, lease.Socket{Cookie: cookie, Group: s.group, ZeroCopy: zeroCopy, Frames: s.frames}, nil
+}
+
+func tuningFlags(t lease.Tuning) (flags wire.SocketFlags) {
+	for flag, set := range map[wire.SocketFlags]bool{
+		wire.SocketDeferral: t.Deferral, wire.SocketNAPIKnown: t.NAPIKnown,
+		// virtio-net's tx NAPIs have no id: also then the rx queue's does not send.
+		wire.SocketSeparateNAPI: t.RXNAPI != 0 && t.TXNAPI != t.RXNAPI,
+	} {
+		if set {
+			flags |= flag
+		}
+	}
+	return flags
+}
+
+// tuning says how the queue of a device that this connection has open stands now.
+func (s *session) tuning(m *wire.Tuning) (wire.Message, error) {
+	device, err := s.device(m.Device)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := s.open[device]; !ok {
+		return nil, wire.Errorf(wire.CodeState, "TUNING: this connection does not have device %s open", device)
+	}
+	t, err := s.leases.Tuning(device, s.cookie)
+	if err != nil {
+		return nil, err
+	}
+	return &wire.Tuned{
+		Device: m.Device, Flags: tuningFlags(t), QueueNAPI: t.RXNAPI, DeferHardIRQs: t.DeferHardIRQs,
+		GROFlushTimeout: uint64(t.GROFlushTimeout),
+	}, nil
 }
 
 // setBusyPoll sets the socket's options for busy polling and returns why it cannot work, if so.

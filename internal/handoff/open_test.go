@@ -335,6 +335,22 @@ func TestLeaseThatEndsWhileASocketIsMade(t *testing.T) {
 	}
 }
 
+func TestTuningIsThatOfAnOpenDevice(t *testing.T) {
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0, 1)
+	c := connect(t, p, n.Serve("x", 0, 1))
+	c.umem()
+	c.refused(&wire.Tuning{Device: 0}, -1, wire.CodeState, "does not have device")
+	c.refused(&wire.Tuning{Device: 9}, -1, wire.CodeNoDevice, "the allocation has 2")
+	c.open(1)
+	c.refused(&wire.Tuning{Device: 0}, -1, wire.CodeState, "does not have device")
+	m, _ := c.ask(&wire.Tuning{Device: 1}, -1)
+	if want := (wire.Tuned{Device: 1, Flags: wire.SocketNAPIKnown}); *m.(*wire.Tuned) != want {
+		t.Errorf("got %+v, want %+v", m, want)
+	}
+}
+
 func TestKickSocketIsForZeroCopyOnly(t *testing.T) {
 	n := handofftest.New(t)
 	p := n.NewPod("a")

@@ -181,6 +181,9 @@ func (s *session) answer(r wire.Received) (wire.Message, int, error) {
 		return answer, -1, err
 	case *wire.Kick:
 		return s.kick(m)
+	case *wire.Tuning:
+		answer, err := s.tuning(m)
+		return answer, -1, err
 	case *wire.Close:
 		device, err := s.device(m.Device)
 		if err != nil {

@@ -231,6 +231,12 @@ func TestNewNAPIsAreTunedAgain(t *testing.T) {
 	n.ok(n.Retune())
 	f.want(t, "made anew", map[uint32]fakeSettings{31: ours, 32: {}, 33: {}, 34: {}})
 
+	f.settings[31] = fakeSettings{deferral: 1, flush: 6000}
+	now, err := n.Tuning(deviceID(0), alice.cookie)
+	want := Tuning{NAPIKnown: true, RXNAPI: 31, TXNAPI: 31, DeferHardIRQs: 1, GROFlushTimeout: 6000}
+	if err != nil || now != want {
+		t.Errorf("changed by someone else it is %+v, %v; want %+v", now, err, want)
+	}
 	f.settings[31] = fakeSettings{deferral: 6, flush: 6000}
 	n.ok(n.Retune())
 	f.want(t, "changed by someone else", map[uint32]fakeSettings{31: {deferral: 6, flush: 6000}, 32: {}, 33: {}, 34: {}})

@@ -89,6 +89,21 @@ func (m *Manager) Grant(device string, cookie uint64) (Grant, error) {
 	}, nil
 }
 
+// Tuning reads how a leased device stands now.
+func (m *Manager) Tuning(device string, cookie uint64) (Tuning, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, err := m.leaseOf(device, cookie)
+	if err != nil {
+		return Tuning{}, err
+	}
+	_, link, err := m.inForce(l)
+	if err != nil {
+		return Tuning{}, err
+	}
+	return m.tuning(link, l)
+}
+
 // TuneAgain sets the knobs of a leased device where they are not as its lease wants them any more, and reads them back.
 func (m *Manager) TuneAgain(device string, cookie uint64) (Tuning, error) {
 	m.mu.Lock()

@@ -45,13 +45,16 @@ const (
 	TypeClosed  Type = 12
 	TypeKick    Type = 13
 	TypeKicked  Type = 14 // with an AF_XDP socket
+	TypeTuning  Type = 15
+	TypeTuned   Type = 16
 	TypeError   Type = 0
 )
 
 var typeNames = [...]string{
 	TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeUMEM: "UMEM", TypeUMEMOK: "UMEM_OK", TypeOpen: "OPEN",
 	TypeOpened: "OPENED", TypeResume: "RESUME", TypeResumed: "RESUMED", TypeJoin: "JOIN", TypeJoined: "JOINED",
-	TypeClose: "CLOSE", TypeClosed: "CLOSED", TypeKick: "KICK", TypeKicked: "KICKED", TypeError: "ERROR",
+	TypeClose: "CLOSE", TypeClosed: "CLOSED", TypeKick: "KICK", TypeKicked: "KICKED", TypeTuning: "TUNING",
+	TypeTuned: "TUNED", TypeError: "ERROR",
 }
 
 func (t Type) String() string {
@@ -150,6 +153,10 @@ func newMessage(t Type) Message {
 		return new(Kick)
 	case TypeKicked:
 		return new(Kicked)
+	case TypeTuning:
+		return new(Tuning)
+	case TypeTuned:
+		return new(Tuned)
 	case TypeError:
 		return new(Error)
 	}

@@ -178,6 +178,22 @@ type Kicked struct {
 	TX     uint32 // entries of its tx ring, which is not meant to be used
 }
 
+// Tuning asks how the queue of a device that this connection has open stands now: the link may have been down since it
+// was opened, or the driver have reset it, or someone else have changed its settings.
+type Tuning struct {
+	Device   uint32
+	Reserved uint32
+}
+
+// Tuned answers Tuning.
+type Tuned struct {
+	Device          uint32
+	Flags           SocketFlags // SocketDeferral, SocketNAPIKnown and SocketSeparateNAPI only
+	QueueNAPI       uint32      // the NAPI that the kernel links the rx queue to; 0: none
+	DeferHardIRQs   uint32      // as read from the queue's NAPI or the device
+	GROFlushTimeout uint64      // ns, as read
+}
+
 // Code says what kind of error it is.
 type Code uint32
 
@@ -240,6 +256,8 @@ func (*Close) Type() Type   { return TypeClose }
 func (*Closed) Type() Type  { return TypeClosed }
 func (*Kick) Type() Type    { return TypeKick }
 func (*Kicked) Type() Type  { return TypeKicked }
+func (*Tuning) Type() Type  { return TypeTuning }
+func (*Tuned) Type() Type   { return TypeTuned }
 func (*Error) Type() Type   { return TypeError }
 
 func (m *Hello) append(b []byte) ([]byte, error)   { return appendFixed(b, m) }
@@ -254,6 +272,8 @@ func (m *Close) append(b []byte) ([]byte, error)   { return appendFixed(b, m) }
 func (m *Closed) append(b []byte) ([]byte, error)  { return appendFixed(b, m) }
 func (m *Kick) append(b []byte) ([]byte, error)    { return appendFixed(b, m) }
 func (m *Kicked) append(b []byte) ([]byte, error)  { return appendFixed(b, m) }
+func (m *Tuning) append(b []byte) ([]byte, error)  { return appendFixed(b, m) }
+func (m *Tuned) append(b []byte) ([]byte, error)   { return appendFixed(b, m) }
 
 func (m *Hello) decode(b []byte) error {
 	if err := decodeFixed(b, m); err != nil {
@@ -316,6 +336,13 @@ func (m *Kick) decode(b []byte) error {
 	return checkReserved(uint64(m.Reserved))
 }
 
+func (m *Tuning) decode(b []byte) error {
+	if err := decodeFixed(b, m); err != nil {
+		return err
+	}
+	return checkReserved(uint64(m.Reserved))
+}
+
 // checkReserved is for requests: a later version may give what is reserved a meaning, which must not be passed over. In
 // answers it is not looked at.
 func checkReserved(v uint64) error {
@@ -330,6 +357,7 @@ func (m *Resumed) decode(b []byte) error { return decodeFixed(b, m) }
 func (m *Joined) decode(b []byte) error  { return decodeFixed(b, m) }
 func (m *Closed) decode(b []byte) error  { return decodeFixed(b, m) }
 func (m *Kicked) decode(b []byte) error  { return decodeFixed(b, m) }
+func (m *Tuned) decode(b []byte) error   { return decodeFixed(b, m) }
 
 func (m *Opened) append(b []byte) ([]byte, error) {
 	b, err := appendFixed(b, &m.Socket)

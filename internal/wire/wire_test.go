@@ -65,6 +65,12 @@ var transcripts = map[string][]step{
 		{4, &Kick{Device: 1}},
 		{4, &Kicked{Device: 1, TX: 2}},
 	},
+	"tuning": {
+		{5, &Tuning{Device: 1}},
+		{5, &Tuned{
+			Device: 1, Flags: SocketDeferral | SocketNAPIKnown, QueueNAPI: 8193, DeferHardIRQs: 2, GROFlushTimeout: 200_000,
+		}},
+	},
 	"join": {
 		{1, &Hello{MinVersion: 1, MaxVersion: 3}},
 		{1, exampleWelcome},

@@ -40,7 +40,8 @@ func Example() {
 			Name: q.Device.Netdev, Socket: q.Socket, Rings: q.Rings, UMEM: q.UMEM, Frames: set.Frames[i], KickTX: q.Kick,
 			Handle: sendBack,
 		}
-		queue.SetBusyPolling(q.Mode.BusyPoll && q.Mode.Obstacle == "")
+		status, _ := q.BusyPolling() // an error says only that the agent is just being restarted
+		queue.SetBusyPolling(status.Active)
 		loop, err := busypoll.NewLoop([]*busypoll.Queue{queue}, busypoll.Config{})
 		if err != nil {
 			log.Print(err)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/afxdp-project/afxdp/internal/wire"
+	"github.com/afxdp-project/afxdp/pkg/busypoll"
 	"github.com/afxdp-project/afxdp/pkg/xsk"
 )
 
@@ -29,6 +30,7 @@ type Queue struct {
 	client *Client
 	mu     sync.Mutex // against a resume while the queue is closed
 	closed bool
+	facts  busypoll.Facts // as the agent last said
 }
 
 // Mode is what was negotiated for a queue.
@@ -45,7 +47,7 @@ type Mode struct {
 	Deferral        bool
 	DeferHardIRQs   int
 	GROFlushTimeout time.Duration
-	NAPI            uint32 // right after the bind; 0: none seen
+	NAPI            uint32 // right after the bind; 0: none seen. Queue.BusyPolling tells how things stand now
 	// QueueNAPI is the NAPI that the kernel linked the rx queue to, 0 for none; nil where the kernel cannot tell.
 	QueueNAPI    *uint32
 	SeparateNAPI bool // rx and tx of the queue have NAPIs of their own
@@ -144,6 +146,7 @@ func (c *Client) take(d Device, umem *xsk.UMEM, r wire.Received) (*Queue, error)
 		return nil, errors.Join(fmt.Errorf("%w: %w", errNotTaken, err), socket.Close())
 	}
 	q := &Queue{Device: d, Socket: socket, Rings: rings, UMEM: umem, Mode: mode(opened), client: c}
+	q.facts = facts(q.Mode.ZeroCopy, opened.Flags, opened.QueueNAPI, opened.DeferHardIRQs, opened.GROFlushTimeout)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.queues[d.Index] = q
@@ -164,6 +167,56 @@ func mode(o *wire.Opened) Mode {
 		m.QueueNAPI = &o.QueueNAPI
 	}
 	return m
+}
+
+// BusyPolling reads whether the queue busy-polls at this moment: the socket's options, which the pod may have changed, the
+// NAPI that it knows, and by the agent the NAPI that the queue has, with its settings; they change when the link goes down
+// and up or the driver resets.
+//
+// The error says that the agent could not be asked, as while it is restarted: the status is then that of the socket as it
+// is and of the queue as it was last read.
+func (q *Queue) BusyPolling() (busypoll.Status, error) {
+	askErr := q.readTuning()
+	state, err := busypoll.Read(q.Socket.FD())
+	if err != nil {
+		return busypoll.Status{Reason: err.Error()}, askErr
+	}
+	q.mu.Lock()
+	facts := q.facts
+	q.mu.Unlock()
+	status := busypoll.Assess(state, facts)
+	if !q.Mode.BusyPoll && !status.Active && q.Mode.Obstacle != "" {
+		status.Reason = q.Mode.Obstacle // why its options are off
+	}
+	return status, askErr
+}
+
+// readTuning has the agent read how the queue stands.
+func (q *Queue) readTuning() error {
+	m := &wire.Tuning{Device: uint32(q.Device.Index)}
+	err := q.client.request(query{message: m, want: wire.TypeTuned, hurry: true, take: func(r wire.Received) error {
+		t := r.Message.(*wire.Tuned)
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.facts = facts(q.Mode.ZeroCopy, t.Flags, t.QueueNAPI, t.DeferHardIRQs, t.GROFlushTimeout)
+		return nil
+	}})
+	if err != nil {
+		return fmt.Errorf("read how %s queue %d stands: %w", q.Device.Netdev, q.Device.Queue, err)
+	}
+	return nil
+}
+
+// facts makes what Assess needs of what the agent says of a queue.
+func facts(zeroCopy bool, flags wire.SocketFlags, napi, deferHardIRQs uint32, flush uint64) busypoll.Facts {
+	f := busypoll.Facts{ZeroCopy: zeroCopy}
+	if flags&wire.SocketNAPIKnown != 0 {
+		f.QueueNAPI = &napi
+	}
+	if flags&wire.SocketDeferral != 0 {
+		f.Deferral = &busypoll.Deferral{HardIRQs: int(deferHardIRQs), GROFlushTimeout: time.Duration(flush)}
+	}
+	return f
 }
 
 // dup returns a descriptor of the socket for the caller to close.
