@@ -210,14 +210,14 @@ func TestNamesFollowPrometheusRules(t *testing.T) {
 
 const docsPath = "../../docs/metrics.md"
 
-// docs/metrics.md is the reference: its tables have every metric with type and labels, and no other.
-func TestDocumentationHasEveryMetric(t *testing.T) {
-	m := newMetrics(full)
-	var have []string
+// gathered returns the metrics that m has, each with its type and its labels, sorted.
+func gathered(t *testing.T, m *Metrics) []string {
+	t.Helper()
 	families, err := m.registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
+	var rows []string
 	for _, f := range families {
 		if !strings.HasPrefix(f.GetName(), prefix) {
 			continue
@@ -228,12 +228,16 @@ func TestDocumentationHasEveryMetric(t *testing.T) {
 				labels[l.GetName()] = true
 			}
 		}
-		row := fmt.Sprintf("%s %s", f.GetName(), strings.ToLower(f.GetType().String()))
-		for _, l := range slices.Sorted(maps.Keys(labels)) {
-			row += " " + l
-		}
-		have = append(have, row)
+		row := []string{f.GetName(), strings.ToLower(f.GetType().String())}
+		rows = append(rows, strings.Join(append(row, slices.Sorted(maps.Keys(labels))...), " "))
 	}
+	return rows
+}
+
+// docs/metrics.md is the reference: its tables have every metric with type and labels, and no other.
+func TestDocumentationHasEveryMetric(t *testing.T) {
+	m := newMetrics(full)
+	have := gathered(t, m)
 	// The snapshot above is full only if everything that is registered was gathered.
 	described := make(chan *prometheus.Desc, 1000)
 	m.registry.Describe(described)
