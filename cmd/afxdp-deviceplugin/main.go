@@ -17,6 +17,7 @@ import (
 
 	"github.com/afxdp-project/afxdp/internal/agent"
 	"github.com/afxdp-project/afxdp/internal/config"
+	"github.com/afxdp-project/afxdp/internal/kube"
 )
 
 // version is set by the linker.
@@ -70,6 +71,10 @@ func run(args []string, stdout, stderr io.Writer) int {
 		metricsAddr = flags.String("metrics-address", "", "address that serves /metrics alone, for a Prometheus on another node; empty: none")
 		cniConfDir  = flags.String("cni-conf-dir", "", "the container runtime's CNI configuration directory (/etc/cni/net.d): afxdp-cni is added to the first list there and kept in it; empty: not")
 		cniBinDir   = flags.String("cni-bin-dir", "", "directory in which the container runtime looks for CNI plugins (/opt/cni/bin)")
+		cniCacheDir = flags.String("cni-cache-dir", "/var/lib/cni", "where libcni and Multus remember pods' networks: an uninstallation leaves afxdp-cni where a pod needs it for its end")
+		nodeName    = flags.String("node-name", os.Getenv("NODE_NAME"), "name of this node at the API server, default $NODE_NAME; empty: no API server is used, for neither Events nor an uninstallation")
+		podUID      = flags.String("pod-uid", os.Getenv("POD_UID"), "UID of the agent's own pod, by which it is asked to uninstall, default $POD_UID")
+		kubeconfig  = flags.String("kubeconfig", "", "file that says how to reach the API server; empty: as a pod does")
 		logFormat   = flags.String("log-format", "text", "text or json")
 		logLevel    = flags.String("log-level", "info", "debug, info, warn or error")
 		showVersion = flags.Bool("version", false, "print the version and exit")
@@ -108,10 +113,14 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	node, err := ownNode(ctx, *nodeName, *kubeconfig, log)
+	if err != nil {
+		return refuse(stderr, err)
+	}
 	a, err := agent.New(agent.Config{
 		ConfigFile: *file,
 		Pools:      pools, KubeletRoot: *kubeletRoot, RunDir: *runDir, PinDir: *pinDir, HTTPAddress: *httpAddress, MetricsAddress: *metricsAddr,
-		CNIConfDir: *cniConfDir, CNIBinDir: *cniBinDir,
+		CNIConfDir: *cniConfDir, CNIBinDir: *cniBinDir, CNICacheDir: *cniCacheDir, Node: node, PodUID: *podUID,
 		Version: buildVersion(), Log: log,
 	})
 	if err != nil {
@@ -124,6 +133,23 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return exitFailure
 	}
 	return 0
+}
+
+// ownNode returns the agent's node at the API server, or nil when there is no way to that.
+func ownNode(ctx context.Context, name, kubeconfig string, log *slog.Logger) (*kube.Node, error) {
+	if name == "" {
+		log.Info("no API server is used: no Events, and no uninstallation by mark (no node name)")
+		return nil, nil
+	}
+	client, err := kube.Connect(kubeconfig)
+	if errors.Is(err, kube.ErrNoCredentials) {
+		log.Warn("no API server is used: no Events, and no uninstallation by mark", "error", err)
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return kube.NewNode(ctx, client, name, log), nil
 }
 
 // refuse says what is wrong with flags or configuration.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/afxdp-project/afxdp/internal/conflist"
 	"github.com/afxdp-project/afxdp/internal/deviceplugin"
 	"github.com/afxdp-project/afxdp/internal/handoff"
+	"github.com/afxdp-project/afxdp/internal/kube"
 	"github.com/afxdp-project/afxdp/internal/kubelet"
 	"github.com/afxdp-project/afxdp/internal/lease"
 	"github.com/afxdp-project/afxdp/internal/metrics"
@@ -38,9 +40,14 @@ type Config struct {
 	// MetricsAddress is where /metrics is served beside that; empty: nowhere.
 	MetricsAddress string
 	CNIConfDir     string // where the CNI plugin is kept in the first configuration list; empty: it is not
-	CNIBinDir      string // where the plugin is installed; needed with CNIConfDir
-	Version        string
-	Log            *slog.Logger
+	CNIBinDir      string // where the plugin is installed; needed with CNIConfDir. An uninstallation removes it from there
+	CNICacheDir    string // /var/lib/cni: tells an uninstallation who needs the plugin still
+	// Node is the way to the API server; nil: there is none, and so neither Events nor an uninstallation.
+	Node *kube.Node
+	// PodUID is that of the agent's own pod, by which it is asked to uninstall; empty: it cannot be.
+	PodUID  string
+	Version string
+	Log     *slog.Logger
 }
 
 // Agent is the node agent.
@@ -57,6 +64,14 @@ type Agent struct {
 	observer    *netdev.Handle // of the metrics, so that a slow NIC holds up nothing else
 	metrics     *metrics.Metrics
 	chain       *conflist.Keeper // nil: not wanted
+	teller      *teller
+
+	announcing sync.Mutex
+	withdrawn  bool // no device is announced any more
+
+	// Of the uninstallation, which is one goroutine's.
+	dismantled bool          // there is no journal any more
+	ended      []lease.Lease // by it
 
 	// onReload, if set, is told of each changed configuration: an error when it was refused, else nil. It must not block.
 	onReload func(err error)
@@ -106,6 +121,8 @@ func New(c Config) (_ *Agent, err error) {
 	for _, f := range findings {
 		a.log.Error("take up the journal", "error", f)
 	}
+	a.teller = &teller{node: c.Node}
+	a.onReload = a.teller.reloaded
 	a.inventory = &inventory{nics: a.nics, leases: a.leases, log: a.log, config: c.Pools,
 		former: make(map[string]config.Pool), devices: make(map[string]device)}
 	if a.observer, err = netdev.Open(); err != nil {
@@ -115,12 +132,8 @@ func New(c Config) (_ *Agent, err error) {
 	a.metrics = metrics.New(c.Version, a.look, a.log)
 	a.closers = append(a.closers, a.metrics.Close)
 	a.server = handoff.NewServer(a.leases, a.log)
-	a.server.OnOpen = a.opened
-	a.closers = append(a.closers, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
-		defer cancel()
-		return a.server.Close(ctx)
-	})
+	a.server.OnOpen, a.server.OnRefused = a.opened, a.teller.opening
+	a.closers = append(a.closers, a.closeServer)
 	if a.allocations, err = newAllocations(filepath.Join(c.RunDir, "alloc"), a.leases, a.server); err != nil {
 		return nil, err
 	}
@@ -134,8 +147,21 @@ func New(c Config) (_ *Agent, err error) {
 	return a, err
 }
 
-// Run serves until ctx is done. Leases, attachments and the pods' sockets outlive it.
+// Run serves until ctx is done. Leases, attachments and the pods' sockets outlive it, unless the agent is asked to
+// uninstall.
 func (a *Agent) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return a.serveHTTP(ctx) })
+	marks := make(chan kube.Mark, 1)
+	g.Go(func() error { a.followMark(ctx, marks); return nil })
+	g.Go(func() error { return a.live(ctx, marks) })
+	err := g.Wait()
+	a.log.Info("agent stopped", "error", err)
+	return err
+}
+
+// serve serves kubelet, the CNI plugin and the pods until ctx is done.
+func (a *Agent) serve(ctx context.Context) error {
 	listener, err := a.listen()
 	if err != nil {
 		return err
@@ -149,7 +175,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	for _, name := range a.inventory.pools() {
 		empty[name] = nil
 	}
-	a.plugin.Update(empty)
+	a.announce(empty)
 	a.log.Info("agent started", "version", a.config.Version, "pools", a.inventory.pools(), "netnsCookie", a.nics.NetnsCookie())
 
 	g, ctx := errgroup.WithContext(ctx)
@@ -160,7 +186,6 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return nil
 	})
-	g.Go(func() error { return a.serveHTTP(ctx) })
 	g.Go(func() error { return a.watch(ctx) })
 	g.Go(func() error { return a.follow(ctx) })
 	g.Go(func() error { return a.keep(ctx) })
@@ -176,9 +201,30 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		return nil
 	})
-	err = g.Wait()
-	a.log.Info("agent stopped", "error", err)
-	return err
+	return g.Wait()
+}
+
+// announce has kubelet know the pools' devices, unless these were withdrawn.
+func (a *Agent) announce(devices map[string][]deviceplugin.Device) {
+	a.announcing.Lock()
+	defer a.announcing.Unlock()
+	if !a.withdrawn {
+		a.plugin.Update(devices)
+	}
+}
+
+// withdraw takes all devices from kubelet, for good.
+func (a *Agent) withdraw() {
+	a.announcing.Lock()
+	defer a.announcing.Unlock()
+	a.withdrawn = true
+	a.plugin.Update(nil)
+}
+
+func (a *Agent) isWithdrawn() bool {
+	a.announcing.Lock()
+	defer a.announcing.Unlock()
+	return a.withdrawn
 }
 
 // Close closes everything, in the reverse order of its making.

@@ -175,6 +175,11 @@ func (a *allocations) prune(cp kubelet.Checkpoint, now time.Time) error {
 	return errors.Join(errs...)
 }
 
+// empty removes the socket from the directory of an allocation that nobody serves any more.
+func (a *allocations) empty(id string) error {
+	return remove(filepath.Join(a.dir, id, handoff.SocketName))
+}
+
 // compareDevices orders by NIC, then by the queue's number.
 func compareDevices(a, b string) int {
 	an, aq := splitDevice(a)

@@ -32,13 +32,19 @@ func (a *Agent) Allocate(_ context.Context, pool string, devices []string) (_ de
 
 // PreStart lets a container start only with leases in force for all its devices: without them its resource would be
 // dead, in silence.
-func (a *Agent) PreStart(_ context.Context, pool string, devices []string) error {
+func (a *Agent) PreStart(_ context.Context, pool string, devices []string) (err error) {
 	p := a.inventory.pool(pool)
+	var owners []string
+	defer func() {
+		if err != nil {
+			a.refusedStart(p.Resource(), devices, owners, err)
+		}
+	}()
 	cp, _, err := a.kubelet.Checkpoint()
 	if err != nil {
 		return err
 	}
-	owners := owners(cp, p.Resource(), devices)
+	owners = ownersOf(cp, p.Resource(), devices)
 	if len(owners) == 0 {
 		return fmt.Errorf("kubelet's checkpoint does not say to which pod %s belong", strings.Join(devices, ", "))
 	}
@@ -53,8 +59,8 @@ func (a *Agent) PreStart(_ context.Context, pool string, devices []string) error
 		strings.Join(devices, ", "), pool, strings.Join(owners, ", "))
 }
 
-// owners returns the UIDs of the pods that have exactly these devices in one container.
-func owners(cp kubelet.Checkpoint, resource string, devices []string) []string {
+// ownersOf returns the UIDs of the pods that have exactly these devices in one container.
+func ownersOf(cp kubelet.Checkpoint, resource string, devices []string) []string {
 	want := slices.Sorted(slices.Values(devices))
 	var uids []string
 	for _, e := range cp.Entries {

@@ -58,6 +58,9 @@ func serveAt(ctx context.Context, what, address string, h http.Handler) error {
 }
 
 func (a *Agent) ready() error {
+	if a.isWithdrawn() {
+		return nil // there is nothing left to wait for
+	}
 	if !a.scanned.Load() {
 		return errors.New("the node's NICs have not been looked at yet")
 	}

@@ -133,6 +133,13 @@ const (
 	causeOtherPool      cause = "other_pool"      // a pod has the queue from the pool that had it before
 )
 
+// forget has no devices any more.
+func (v *inventory) forget() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.devices, v.listed = nil, nil
+}
+
 // ill returns why a NIC's devices are not healthy, in a word and in a sentence, or "".
 func (v *inventory) ill(pool config.Pool, link netdev.Link, trouble map[int]string) (cause, string) {
 	runs := link.XDP.Mode != netdev.XDPNone

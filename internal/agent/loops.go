@@ -45,7 +45,8 @@ func (a *Agent) watch(ctx context.Context) error {
 		if devices, err := a.inventory.scan(); err != nil {
 			a.log.Error("look at the node's NICs", "error", err)
 		} else {
-			a.plugin.Update(devices)
+			a.announce(devices)
+			a.lookedAtNode(devices)
 			a.scanned.Store(true)
 		}
 		select {
@@ -122,6 +123,7 @@ func (a *Agent) keep(ctx context.Context) error {
 		if pending, err = a.leases.Maintain(); err != nil {
 			a.log.Error("finish the end of leases", "error", err)
 		}
+		a.teller.notRestored(err)
 		if was || pending {
 			a.rescan()
 		}

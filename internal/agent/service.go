@@ -22,7 +22,10 @@ type service struct {
 
 // Attach activates the leases of a pod.
 func (s service) Attach(ctx context.Context, r *agentapi.AttachRequest) (_ *agentapi.AttachResponse, err error) {
-	defer func(begin time.Time) { s.metrics.Done(metrics.Add, begin, err) }(time.Now())
+	defer func(begin time.Time) {
+		s.metrics.Done(metrics.Add, begin, err)
+		s.refusedAdd(ctx, pod(r.GetPod()), err)
+	}(time.Now())
 	request, nics, err := s.request(r.GetAttachment(), r.GetPod(), r.GetNetnsCookie(), r.GetAllocations())
 	if err != nil {
 		return nil, err
@@ -55,6 +58,7 @@ func (s service) Detach(_ context.Context, r *agentapi.DetachRequest) (*agentapi
 	s.metrics.Done(metrics.Del, begin, err)
 	if err != nil {
 		// The journal has it as ending, and Maintain goes on: the runtime need not try again.
+		s.teller.notRestored(err)
 		s.log.Error("end leases", "sandbox", a.ContainerID, "network", a.Network, "error", err)
 	}
 	s.maintain()
@@ -93,10 +97,10 @@ func (s service) Status(context.Context, *agentapi.StatusRequest) (*agentapi.Sta
 
 // request translates a request and describes the NICs that it concerns.
 func (s service) request(
-	at *agentapi.Attachment, pod *agentapi.Pod, cookie uint64, allocations []*agentapi.Allocation,
+	at *agentapi.Attachment, p *agentapi.Pod, cookie uint64, allocations []*agentapi.Allocation,
 ) (lease.Request, []*agentapi.NIC, error) {
 	r := lease.Request{
-		Pod:         lease.Pod{UID: pod.GetUid(), Namespace: pod.GetNamespace(), Name: pod.GetName()},
+		Pod:         pod(p),
 		NetnsCookie: cookie, Attachment: attachment(at),
 	}
 	var nics []*agentapi.NIC
@@ -148,6 +152,10 @@ func (a *Agent) lookUp(pool, id string) (device, error) {
 		return d, errors.Join(err, serr)
 	}
 	return a.inventory.find(pool, id)
+}
+
+func pod(p *agentapi.Pod) lease.Pod {
+	return lease.Pod{UID: p.GetUid(), Namespace: p.GetNamespace(), Name: p.GetName()}
 }
 
 func attachment(a *agentapi.Attachment) lease.Attachment {

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
-	"path/filepath"
 	"regexp"
 	"sync"
 	"time"
@@ -72,7 +71,7 @@ func newPool(ctx context.Context, cfg Config, name string, after <-chan struct{}
 		name:    name,
 		cfg:     cfg,
 		log:     cfg.Logger.With("pool", name),
-		socket:  filepath.Join(cfg.KubeletRoot, "device-plugins", "afxdp-"+name+".sock"),
+		socket:  socketOf(cfg.KubeletRoot, name),
 		after:   after,
 		done:    make(chan struct{}),
 		kick:    make(chan struct{}, 1),

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -58,6 +59,22 @@ func listen(path string) (*net.UnixListener, identity, error) {
 		return fail(errors.Join(err, l.Close()))
 	}
 	return l, id, nil
+}
+
+// RemoveSockets removes the sockets of pools that nobody serves any more: those that agents which were killed have left.
+func RemoveSockets(kubeletRoot string, pools []string) error {
+	var errs []error
+	for _, name := range pools {
+		if err := removeStale(socketOf(kubeletRoot, name)); err != nil {
+			errs = append(errs, fmt.Errorf("remove the socket of pool %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// socketOf returns the path of a pool's socket.
+func socketOf(kubeletRoot, pool string) string {
+	return filepath.Join(kubeletRoot, "device-plugins", "afxdp-"+pool+".sock")
 }
 
 func removeStale(path string) error {

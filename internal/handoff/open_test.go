@@ -81,6 +81,28 @@ func TestEachOpenIsToldWithItsOutcome(t *testing.T) {
 	}
 }
 
+// A pod that is refused a thousand times a second is told of a few times.
+func TestRefusedOpensAreToldWithTheirOwner(t *testing.T) {
+	n := handofftest.New(t)
+	var told []string
+	n.Server.OnRefused = func(pod lease.Pod, device, reason string) {
+		if pod.Name != "a" || pod.UID == "" || reason == "" {
+			t.Errorf("told of %+v: %q", pod, reason)
+		}
+		told = append(told, device)
+	}
+	p := n.NewPod("a")
+	p.Add(handofftest.DefaultSettings, 0, 1)
+	c := connect(t, p, n.Serve("x", 0, 1))
+	c.refused(goodOpen(1), -1, wire.CodeNoUMEM, "")
+	for range 1000 {
+		c.refused(goodOpen(7), -1, wire.CodeNoDevice, "")
+	}
+	if len(told) != 10 || told[0] != handofftest.Device(1) || told[1] != "" {
+		t.Errorf("told of %q", told)
+	}
+}
+
 func TestBusyPollIsWhatTheKernelTook(t *testing.T) {
 	n := handofftest.New(t)
 	p := n.NewPod("a")

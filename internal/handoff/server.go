@@ -36,6 +36,9 @@ type Server struct {
 	// OnOpen, if set before the first Serve, is told of each OPEN: the allocation's pool, how long it took, and what it
 	// was refused with or nil. It is called from the connections' goroutines, and must not block.
 	OnOpen func(pool string, took time.Duration, refused *wire.Error)
+	// OnRefused, if set before the first Serve, is told of refused OPENs of pods that have a lease of the allocation: at
+	// most ten a minute for each allocation. It is called as OnOpen is.
+	OnRefused func(pod lease.Pod, device, reason string)
 
 	leases    *lease.Manager
 	log       *slog.Logger
@@ -140,6 +143,7 @@ type endpoint struct {
 	socket *socket // the listening one; the Server's mutex guards it
 	log    *slog.Logger
 	quiet  limiter
+	told   limiter // of refused OPENs
 
 	mu          sync.Mutex
 	allocation  Allocation

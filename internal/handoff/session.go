@@ -30,6 +30,7 @@ const refusalTimeout = 10 * time.Millisecond
 type session struct {
 	leases     *lease.Manager
 	onOpen     func(pool string, took time.Duration, refused *wire.Error)
+	onRefused  func(pod lease.Pod, device, reason string)
 	deadlines  deadlines
 	endpoint   *endpoint
 	allocation Allocation
@@ -49,7 +50,7 @@ type session struct {
 
 func newSession(s *Server, e *endpoint, a Allocation, conn *wire.Conn) *session {
 	return &session{
-		leases: s.leases, onOpen: s.OnOpen, deadlines: s.deadlines, endpoint: e, allocation: a, conn: conn,
+		leases: s.leases, onOpen: s.OnOpen, onRefused: s.OnRefused, deadlines: s.deadlines, endpoint: e, allocation: a, conn: conn,
 		open: make(map[string]uint64), mayKick: make(map[string]bool), last: -1,
 	}
 }
@@ -172,6 +173,9 @@ func (s *session) answer(r wire.Received) (wire.Message, int, error) {
 		begin := time.Now()
 		answer, fd, err := s.openDevice(m)
 		s.opened(time.Since(begin), err)
+		if err != nil {
+			s.refused(m.Device, err)
+		}
 		return answer, fd, err
 	case *wire.Resume:
 		answer, err := s.resume(m, r.FD)
@@ -209,6 +213,24 @@ func (s *session) opened(took time.Duration, err error) {
 		refused = toWire(err)
 	}
 	s.onOpen(s.allocation.Pool, took, refused)
+}
+
+// refused tells of a refused OPEN, unless whose it is is not known: no name that a pod could choose plays a part.
+func (s *session) refused(number uint32, err error) {
+	if s.onRefused == nil {
+		return
+	}
+	for _, id := range s.allocation.Devices {
+		l, ok := s.leases.Lease(id)
+		if !ok || l.NetnsCookie != s.cookie {
+			continue
+		}
+		if _, ok := s.endpoint.told.allow(time.Now()); ok {
+			device, _ := s.device(number) // empty: the allocation has no such device, which the error says
+			s.onRefused(l.Pod, device, toWire(err).Text)
+		}
+		return
+	}
 }
 
 func (s *session) send(id uint32, m wire.Message, fd int) error {
