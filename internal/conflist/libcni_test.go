@@ -166,7 +166,7 @@ func podsStart(t *testing.T, r *runtime, version string) {
 		t.Errorf("result %v, want the main network's %v", got, want)
 	}
 	// The specification has CHECK since 0.4.0.
-	if err := r.CheckNetworkList(ctx, list, plain); err != nil && !(errors.Is(err, libcni.ErrorCheckNotSupp) && version < "0.4.0") {
+	if err := r.CheckNetworkList(ctx, list, plain); errors.Is(err, libcni.ErrorCheckNotSupp) != (version < "0.4.0") || version >= "0.4.0" && err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
 	var cniErr *types.Error
@@ -220,7 +220,7 @@ func TestPodsAreDeletedAfterTheEntryWasTakenOut(t *testing.T) {
 		}
 		return list, was
 	}
-	now, then := add(), add()
+	then := add()
 	if err := r.Remove(); err != nil {
 		t.Fatal(err)
 	}
@@ -228,11 +228,11 @@ func TestPodsAreDeletedAfterTheEntryWasTakenOut(t *testing.T) {
 	if err := r.DelNetworkList(ctx, list, rt); err != nil {
 		t.Errorf("DEL as it was: %v", err)
 	}
-	now, then = add(), add()
+	now, before := add(), add()
 	if err := os.Remove(filepath.Join(plugins, "afxdp-cni")); err != nil {
 		t.Fatal(err)
 	}
-	list, rt = cached(then)
+	list, rt = cached(before)
 	if err := r.DelNetworkList(ctx, list, rt); err == nil || !strings.Contains(err.Error(), `failed to find plugin "afxdp-cni"`) {
 		t.Errorf("DEL as it was, without the binary: %v; then an uninstallation may remove it", err)
 	}
