@@ -17,7 +17,8 @@ network namespace. Pods without such queues pass through unchanged.
 
 A container runtime runs it, with CNI_COMMAND and the other CNI_ variables set and a network
 configuration on stdin. To install it, put it into the runtime's plugin directory (/opt/cni/bin)
-and append it to the plugins of the node's network configuration (/etc/cni/net.d/*.conflist):
+and append it to the plugins of the node's network configuration (/etc/cni/net.d/*.conflist), or
+have the agent do so (--cni-conf-dir):
 
     {"type": "afxdp-cni"}
 
