@@ -52,7 +52,7 @@ const (
 type Config struct {
 	APIVersion string `yaml:"apiVersion"` // required, [APIVersion]
 	Kind       string `yaml:"kind"`       // required, [Kind]
-	Pools      []Pool `yaml:"pools"`      // required, 1 to [MaxPools], in the order of the file
+	Pools      []Pool `yaml:"pools"`      // required, at most [MaxPools], in the order of the file
 }
 
 // Pool is a set of devices behind one resource name, and how they are handed out. A pool that Go code makes starts from

@@ -171,7 +171,7 @@ func describe(n *yaml.Node) string {
 
 // list decodes the elements of a list, pools on top of their defaults.
 func (r *reader) list(n *yaml.Node, at place, field string, v reflect.Value) {
-	if len(n.Content) == 0 {
+	if len(n.Content) == 0 && v.Type().Elem() != reflect.TypeFor[Pool]() {
 		r.report(at, field, "is an empty list")
 		return
 	}

@@ -141,7 +141,7 @@ func TestDocumentationListsEveryFieldWithItsDefault(t *testing.T) {
 	}
 	// Bounds that the text repeats.
 	for field, bound := range map[string]string{
-		"pools":                      fmt.Sprintf("1 to %d pools", MaxPools),
+		"pools":                      fmt.Sprintf("at most %d pools", MaxPools),
 		"nics.numaNodes":             fmt.Sprintf("0 to %d", MaxNUMANode),
 		"queues":                     fmt.Sprintf("0 to %d", MaxQueue),
 		"busyPoll.budget":            fmt.Sprintf("0 to %d", MaxBudget),

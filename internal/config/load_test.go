@@ -40,6 +40,14 @@ func TestNameAndNICsAreEnough(t *testing.T) {
 	}
 }
 
+// A node without pools is one that waits for its first.
+func TestNoPoolsMayBeWritten(t *testing.T) {
+	cfg := mustParse(t, head[:len(head)-1]+" []\n")
+	if assigned, problems := cfg.Assign([]NIC{{Name: "eth1", Queues: 4}}); len(assigned) > 0 || len(problems) > 0 {
+		t.Errorf("assigned %v, problems %v", assigned, problems)
+	}
+}
+
 func TestEveryFieldIsRead(t *testing.T) {
 	cfg := mustParse(t, head+`- name: fast-2.x
   nics:

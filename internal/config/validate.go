@@ -21,7 +21,7 @@ func (r *reader) validate(cfg *Config) {
 	}
 	r.constant("apiVersion", cfg.APIVersion, APIVersion)
 	r.constant("kind", cfg.Kind, Kind)
-	r.required("pools", "list at least one pool")
+	r.required("pools", "list pools, or write [] for none")
 	if len(cfg.Pools) > MaxPools {
 		r.report(r.at("pools"), "pools", "has %d pools: at most %d", len(cfg.Pools), MaxPools)
 		return
