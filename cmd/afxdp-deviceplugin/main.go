@@ -67,6 +67,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		kubeletRoot = flags.String("kubelet-root", "/var/lib/kubelet", "kubelet's root directory")
 		runDir      = flags.String("run-dir", "/run/afxdp", "directory for state, allocations and sockets; must not outlive a boot")
 		pinDir      = flags.String("pin-dir", "/sys/fs/bpf/afxdp", "directory on a bpffs for pinned links and maps")
+		irqDir      = flags.String("irq-dir", "/proc/irq", "where the affinity of interrupts can be set (busyPoll.irqCPUs); in a container /proc/irq is read-only")
 		httpAddress = flags.String("http-address", "127.0.0.1:9417", "address of /healthz, /readyz, /statusz (devices, leases, losses) and /metrics; empty: not served")
 		metricsAddr = flags.String("metrics-address", "", "address that serves /metrics alone, for a Prometheus on another node; empty: none")
 		cniConfDir  = flags.String("cni-conf-dir", "", "the container runtime's CNI configuration directory (/etc/cni/net.d): afxdp-cni is added to the first list there and kept in it; empty: not")
@@ -119,7 +120,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	a, err := agent.New(agent.Config{
 		ConfigFile: *file,
-		Pools:      pools, KubeletRoot: *kubeletRoot, RunDir: *runDir, PinDir: *pinDir, HTTPAddress: *httpAddress, MetricsAddress: *metricsAddr,
+		Pools:      pools, KubeletRoot: *kubeletRoot, RunDir: *runDir, PinDir: *pinDir, IRQDir: *irqDir, HTTPAddress: *httpAddress, MetricsAddress: *metricsAddr,
 		CNIConfDir: *cniConfDir, CNIBinDir: *cniBinDir, CNICacheDir: *cniCacheDir, Node: node, PodUID: *podUID,
 		Version: buildVersion(), Log: log,
 	})

@@ -36,6 +36,7 @@ type Config struct {
 	KubeletRoot string // kubelet's root directory, such as /var/lib/kubelet
 	RunDir      string // /run/afxdp: state, allocations and the CNI plugin's socket
 	PinDir      string // /sys/fs/bpf/afxdp
+	IRQDir      string // /proc/irq, writable; empty: that one
 	HTTPAddress string // of /healthz, /readyz, /statusz and /metrics; empty: not served
 	// MetricsAddress is where /metrics is served beside that; empty: nowhere.
 	MetricsAddress string
@@ -106,7 +107,7 @@ func New(c Config) (_ *Agent, err error) {
 	if err := os.MkdirAll(c.RunDir, 0o711); err != nil {
 		return nil, fmt.Errorf("make run directory: %w", err)
 	}
-	if a.nics, err = netdev.Open(); err != nil {
+	if a.nics, err = (netdev.Config{IRQDir: c.IRQDir}).Open(); err != nil {
 		return nil, err
 	}
 	a.closers = append(a.closers, a.nics.Close)

@@ -80,7 +80,7 @@ func makeCPUs(all []int) CPUs {
 }
 
 func (h *Handle) irqFile(irq int) string {
-	return filepath.Join(h.procfs, "irq", strconv.Itoa(irq), "smp_affinity_list")
+	return filepath.Join(h.irqs, strconv.Itoa(irq), "smp_affinity_list")
 }
 
 // IRQAffinity returns the CPUs that may serve an interrupt (/proc/irq/<irq>/smp_affinity_list). [ErrUnsupported] when

@@ -32,7 +32,7 @@ func TestAffinityOfAnInterruptIsReadBack(t *testing.T) {
 	if err := os.WriteFile(file, []byte("0-1\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	h, err := Config{ProcfsRoot: proc}.Open()
+	h, err := Config{IRQDir: filepath.Join(proc, "irq")}.Open()
 	if err != nil {
 		t.Fatal(err)
 	}

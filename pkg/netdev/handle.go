@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 
 	"github.com/mdlayher/genetlink"
@@ -15,8 +16,11 @@ type Config struct {
 	// SysfsRoot is where sysfs is mounted; "" is "/sys". The devices, PCI addresses and NUMA nodes of a NIC are read
 	// from any sysfs; the settings of [Handle.DeviceSettings] need one that shows the handle's network namespace.
 	SysfsRoot string
-	// ProcfsRoot is where procfs is mounted; "" is "/proc". The affinity of interrupts is set there.
+	// ProcfsRoot is where procfs is mounted; "" is "/proc". The threads of NAPIs are looked up there.
 	ProcfsRoot string
+	// IRQDir is the directory with the interrupts' settings; "" is "irq" in ProcfsRoot. In a container that one is
+	// read-only, and nothing can be mounted over it.
+	IRQDir string
 }
 
 // Handle is the view of one network namespace. It is safe for concurrent use; requests of one netlink protocol queue
@@ -24,6 +28,7 @@ type Config struct {
 type Handle struct {
 	sysfs  string
 	procfs string
+	irqs   string
 	cookie uint64
 
 	route   *conn
@@ -44,9 +49,12 @@ func (c Config) Open() (_ *Handle, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
-	h := &Handle{sysfs: c.SysfsRoot, procfs: c.ProcfsRoot}
+	h := &Handle{sysfs: c.SysfsRoot, procfs: c.ProcfsRoot, irqs: c.IRQDir}
 	if h.procfs == "" {
 		h.procfs = "/proc"
+	}
+	if h.irqs == "" {
+		h.irqs = filepath.Join(h.procfs, "irq")
 	}
 	if h.sysfs == "" {
 		h.sysfs = "/sys"
