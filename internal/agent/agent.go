@@ -49,6 +49,8 @@ type Config struct {
 	PodUID  string
 	Version string
 	Log     *slog.Logger
+
+	fault func(step string) // called before each step of an uninstallation; tests end the process there
 }
 
 // Agent is the node agent.
@@ -71,8 +73,9 @@ type Agent struct {
 	withdrawn  bool // no device is announced any more
 
 	// Of the uninstallation, which is one goroutine's.
-	dismantled bool          // there is no journal any more
-	ended      []lease.Lease // by it
+	dismantled  bool          // there is no journal any more
+	dismantling kube.Report   // of that part
+	ended       []lease.Lease // by it
 
 	// onReload, if set, is told of each changed configuration: an error when it was refused, else nil. It must not block.
 	onReload func(err error)

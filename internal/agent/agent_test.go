@@ -21,9 +21,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/afxdp-project/afxdp/internal/agentapi"
 	"github.com/afxdp-project/afxdp/internal/config"
+	"github.com/afxdp-project/afxdp/internal/kube"
 	"github.com/afxdp-project/afxdp/internal/lease"
 	"github.com/afxdp-project/afxdp/internal/testutil"
 	"github.com/afxdp-project/afxdp/internal/testutil/fakekubelet"
@@ -31,7 +33,12 @@ import (
 	"github.com/afxdp-project/afxdp/pkg/netdev"
 )
 
-func TestMain(m *testing.M) { os.Exit(testutil.Main(m)) }
+func TestMain(m *testing.M) {
+	if os.Getenv(storyEnv) != "" {
+		os.Exit(tellStory())
+	}
+	os.Exit(testutil.Main(m))
+}
 
 const poolsYAML = `
 apiVersion: afxdp.io/v1alpha1
@@ -54,9 +61,13 @@ type node struct {
 	dir     string
 	cniConf string // empty: the agent does not chain the plugin
 	cniBin  string
-	log     *logBuffer
-	reloads chan error // of the configuration
-	stop    func()
+	// With client the agent has an API server, where it runs in a pod.
+	client   *fake.Clientset
+	cniCache string
+	before   state // of the NIC
+	log      *logBuffer
+	reloads  chan error // of the configuration
+	stop     func()
 }
 
 type logBuffer struct {
@@ -78,17 +89,24 @@ func (l *logBuffer) String() string {
 
 func newNode(t *testing.T, yaml string) *node {
 	t.Helper()
+	n := bareNode(t)
+	n.start(yaml)
+	return n
+}
+
+// bareNode has no agent yet.
+func bareNode(t *testing.T) *node {
+	t.Helper()
 	testutil.Veth(t, testutil.VethPair{Near: "agnear", Far: "agfar", Queues: 4})
 	dir, err := os.MkdirTemp("/run", "ag")
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{T: t, dir: dir, log: &logBuffer{}, reloads: make(chan error, 10)}
+	n := &node{T: t, dir: dir, log: &logBuffer{}, reloads: make(chan error, 10), stop: func() {}}
 	n.kubelet, err = fakekubelet.Start(fakekubelet.Config{Root: filepath.Join(dir, "kubelet")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.start(yaml)
 	t.Cleanup(func() {
 		n.stop()
 		if err := n.kubelet.Close(); err != nil {
@@ -108,17 +126,24 @@ func (n *node) start(yaml string) {
 	if err != nil {
 		n.Fatal(err)
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	log := slog.New(slog.NewTextHandler(n.log, nil))
+	var api *kube.Node
+	if n.client != nil {
+		api = kube.NewNode(ctx, n.client, nodeName, log)
+	}
 	n.agent, err = New(Config{
 		ConfigFile: n.configFile(),
 		Pools:      pools, KubeletRoot: filepath.Join(n.dir, "kubelet"), RunDir: filepath.Join(n.dir, "afxdp"),
 		PinDir: "/sys/fs/bpf/afxdp", HTTPAddress: httpAddress, MetricsAddress: metricsAddress, CNIConfDir: n.cniConf, CNIBinDir: n.cniBin,
-		Version: "test", Log: slog.New(slog.NewTextHandler(n.log, nil)),
+		CNICacheDir: n.cniCache, Node: api, PodUID: agentUID, Version: "test", Log: log,
 	})
 	if err != nil {
+		cancel()
 		n.Fatal(err)
 	}
-	n.agent.onReload = func(err error) { n.reloads <- err }
-	ctx, cancel := context.WithCancel(context.Background())
+	tell := n.agent.onReload
+	n.agent.onReload = func(err error) { tell(err); n.reloads <- err }
 	done := make(chan error, 1)
 	go func() { done <- n.agent.Run(ctx) }()
 	conn, err := grpc.NewClient("unix://"+filepath.Join(n.dir, "afxdp/agent.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -17,6 +17,7 @@ import (
 	"github.com/afxdp-project/afxdp/internal/deviceplugin"
 	"github.com/afxdp-project/afxdp/internal/install"
 	"github.com/afxdp-project/afxdp/internal/kube"
+	"github.com/afxdp-project/afxdp/internal/kubelet"
 	"github.com/afxdp-project/afxdp/internal/lease"
 )
 
@@ -52,29 +53,29 @@ func (a *Agent) followMark(ctx context.Context, marks chan kube.Mark) {
 	})
 }
 
-// markedAtStart reports whether this agent has begun to uninstall before it was started anew, or is asked to: it must
-// not hand out anything again then.
-func (a *Agent) markedAtStart(ctx context.Context) bool {
+// beginning returns whether this agent is asked to uninstall, or has begun to before it was started anew: it must not
+// hand out anything again then. In the second case the mark may be empty.
+func (a *Agent) beginning(ctx context.Context) (m kube.Mark, is bool) {
 	if a.config.Node == nil || a.config.PodUID == "" {
-		return false
+		return m, false
 	}
 	begun, err := a.leases.UninstallBegun(a.config.PodUID)
 	if err != nil {
 		a.log.Error("find out whether an uninstallation has begun", "error", err)
 	}
-	if begun {
-		return true
-	}
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
-	m, err := a.config.Node.Mark(ctx)
-	return err == nil && m.PodUID == a.config.PodUID // Follow tells of the error
+	m, err = a.config.Node.Mark(ctx) // that the API server is away is told elsewhere
+	if err == nil && m.PodUID == a.config.PodUID {
+		return m, true
+	}
+	return kube.Mark{}, begun
 }
 
 // live serves until ctx is done, or until the node is marked for this agent: then it uninstalls, and waits for its end.
 func (a *Agent) live(ctx context.Context, marks <-chan kube.Mark) error {
-	mark := kube.Mark{}
-	if !a.markedAtStart(ctx) {
+	mark, is := a.beginning(ctx)
+	if !is {
 		serving, stop := context.WithCancel(ctx)
 		defer stop()
 		marked := make(chan kube.Mark, 1)
@@ -93,29 +94,40 @@ func (a *Agent) live(ctx context.Context, marks <-chan kube.Mark) error {
 		default:
 			return err
 		}
-		if ctx.Err() != nil {
-			return err
-		}
 		if err != nil {
 			a.log.Error("stop serving, for the uninstallation", "error", err)
 		}
 	}
 	a.withdraw()
-	for {
-		a.log.Info("uninstalling", "runtime", mark.Runtime)
+	for ctx.Err() == nil {
 		r := a.uninstall(ctx, mark.Runtime)
 		a.log.Info("uninstalled", "ok", r.OK, "done", r.Done, "left", r.Left, "failed", r.Failed)
-		if err := a.config.Node.Report(ctx, r); err != nil && ctx.Err() == nil {
-			a.log.Error("uninstall", "error", err)
-		}
-		// A report that was taken away asks for another one: the first attempt has failed elsewhere, perhaps.
-		for again := false; !again; {
-			select {
-			case <-ctx.Done():
-				return nil
-			case mark = <-marks:
-				again = mark.Report.PodUID != a.config.PodUID
+		// Without a mark nobody waits for the report yet; when it comes all is looked at again.
+		if mark.PodUID != "" {
+			if err := a.config.Node.Report(ctx, r); err != nil && ctx.Err() == nil {
+				a.log.Error("uninstall", "error", err)
 			}
+		}
+		mark = a.nextMark(ctx, marks)
+	}
+	return nil
+}
+
+// nextMark waits until a report is asked for: also one that was given and taken away, for a second attempt.
+func (a *Agent) nextMark(ctx context.Context, marks <-chan kube.Mark) kube.Mark {
+	for {
+		var m kube.Mark
+		select {
+		case <-ctx.Done():
+			return m
+		case m = <-marks:
+		}
+		// It may be older than the report.
+		if now, err := a.config.Node.Mark(ctx); err == nil {
+			m = now
+		}
+		if m.PodUID == a.config.PodUID && m.Report.PodUID != a.config.PodUID {
+			return m
 		}
 	}
 }
@@ -125,19 +137,23 @@ func (a *Agent) live(ctx context.Context, marks <-chan kube.Mark) error {
 func (a *Agent) uninstall(ctx context.Context, runtime string) kube.Report {
 	u := &uninstallation{Agent: a, report: kube.Report{PodUID: a.config.PodUID}}
 	a.inventory.forget()
-	if !a.dismantled {
-		u.do("remember that the uninstallation has begun", a.leases.BeginUninstall(a.config.PodUID))
+	for _, step := range []struct {
+		name string
+		take func()
+	}{
+		{"begin", u.begin},
+		{"unchain", u.unchain}, // early, so that no pod is set up that cannot be
+		{"remove endpoints", u.removeEndpoints},
+		{"end leases", func() { u.endLeases(ctx) }},
+		{"remove allocations", func() { u.removeAllocations(ctx) }},
+		{"remove plugin", func() { u.removePlugin(runtime) }}, // late, since a pod that ends meanwhile may need it
+		{"remove run directory", u.removeRunDir},
+	} {
+		if a.config.fault != nil {
+			a.config.fault(step.name)
+		}
+		step.take()
 	}
-	// First, so that no pod is set up that cannot be.
-	u.unchain()
-	u.did("the devices were taken from kubelet", deviceplugin.RemoveSockets(a.config.KubeletRoot, a.inventory.pools()))
-	u.endLeases(ctx)
-	u.removeAllocations()
-	u.did("the agent's socket was removed", errors.Join(
-		remove(filepath.Join(a.config.RunDir, socketName)), remove(filepath.Join(a.config.RunDir, socketName+".new"))))
-	// Last: a pod that ends meanwhile may need it.
-	u.removePlugin(runtime)
-	u.removeRunDir()
 	u.report.OK = len(u.report.Failed) == 0
 	return u.report
 }
@@ -168,6 +184,20 @@ func (u *uninstallation) left(format string, args ...any) {
 	u.report.Left = append(u.report.Left, fmt.Sprintf(format, args...))
 }
 
+// begin has the journal know, for an agent that is started anew.
+func (u *uninstallation) begin() {
+	if !u.dismantled {
+		u.do("remember that the uninstallation has begun", u.leases.BeginUninstall(u.config.PodUID))
+	}
+}
+
+// removeEndpoints removes what was left of the sockets that kubelet and the CNI plugin use.
+func (u *uninstallation) removeEndpoints() {
+	socket := filepath.Join(u.config.RunDir, socketName)
+	u.did("the devices were taken from kubelet", errors.Join(
+		deviceplugin.RemoveSockets(u.config.KubeletRoot, u.inventory.pools()), remove(socket), remove(socket+".new")))
+}
+
 // unchain takes the CNI plugin out of the node's network configuration.
 func (u *uninstallation) unchain() {
 	if u.config.CNIConfDir == "" {
@@ -180,29 +210,36 @@ func (u *uninstallation) unchain() {
 // endLeases ends all leases, puts the NICs back and removes journal and pins.
 func (u *uninstallation) endLeases(ctx context.Context) {
 	if u.dismantled {
+		u.report.Done = append(u.report.Done, u.dismantling.Done...)
+		u.report.Left = append(u.report.Left, u.dismantling.Left...)
 		return
 	}
+	done, left := len(u.report.Done), len(u.report.Left)
 	ended, err := u.leases.EndAll("the node agent was uninstalled")
 	u.teller.notRestored(err)
 	u.teller.withdrawn(ended, whyWithdrawn)
 	for _, l := range ended {
 		u.log.Info("lease ended", "device", l.Device, "pod", l.Pod.String(), "reason", "uninstallation")
-		u.report.Done = append(u.report.Done, fmt.Sprintf("the lease of %s, of pod %s, was ended", l.Device, l.Pod))
 	}
 	u.ended = append(u.ended, ended...)
+	for _, l := range u.ended {
+		u.report.Done = append(u.report.Done, fmt.Sprintf("the lease of %s, of pod %s, was ended", l.Device, l.Pod))
+	}
 	u.did("settings and XDP programs of the NICs are as before", err)
 	held := u.waitForQueues(ctx) // meanwhile the pods' connections are told
 	u.do("close the pods' connections", u.closeServer())
 	for _, l := range held {
-		u.left("queue %d of %s: a process of pod %s holds it still. What was handed out cannot be taken back: it can send "+
-			"until the process ends", l.Queue, l.Identity.Name, l.Pod)
+		u.left("queue %d of %s: a process of pod %s held it still when its lease had ended. What was handed out cannot be "+
+			"taken back: it can send until the process ends", l.Queue, l.Identity.Name, l.Pod)
 	}
 	if err != nil {
 		return // what is to be put back is in the journal
 	}
 	err = u.leases.Dismantle()
 	u.did("pins and journal were removed", err)
-	u.dismantled = err == nil
+	if u.dismantled = err == nil; u.dismantled {
+		u.dismantling = kube.Report{Done: slices.Clone(u.report.Done[done:]), Left: slices.Clone(u.report.Left[left:])}
+	}
 }
 
 // waitForQueues waits a while for the queues that ended leases hold, and returns what is held then.
@@ -231,8 +268,8 @@ func (a *Agent) closeServer() error {
 
 // removeAllocations removes the directories of allocations but for those that a pod may have mounted: were one made anew
 // by a later agent, the mount would be dead.
-func (u *uninstallation) removeAllocations() {
-	users, err := u.allocationUsers()
+func (u *uninstallation) removeAllocations(ctx context.Context) {
+	users, err := u.allocationUsers(ctx)
 	if err != nil {
 		u.left("the directories in %s, since it is not known which pods have mounted them (%v); they are gone after a boot",
 			u.allocations.dir, err)
@@ -262,28 +299,61 @@ func (u *uninstallation) removeAllocations() {
 	}
 }
 
-// allocationUsers returns which allocations a pod may have mounted: those that kubelet's checkpoint has, and those of
-// leases that were just ended.
-func (u *uninstallation) allocationUsers() (map[string]string, error) {
+// allocationUsers returns which allocations a pod may have mounted: those that kubelet's checkpoint has, unless their
+// pods are gone. Kubelet forgets these only when it next allocates something.
+func (u *uninstallation) allocationUsers(ctx context.Context) (map[string]string, error) {
 	cp, _, err := u.kubelet.Checkpoint()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	names := make(map[string]string) // by UID
-	for _, l := range u.ended {
-		names[l.Pod.UID] = "pod " + l.Pod.String()
-	}
 	users := make(map[string]string)
 	for _, e := range cp.Entries {
-		if _, ok := poolOf(e.Resource); !ok || len(e.DeviceIDs) == 0 {
+		if _, ok := poolOf(e.Resource); ok && len(e.DeviceIDs) > 0 {
+			users[allocationID(e.DeviceIDs)] = "the pod with UID " + e.PodUID
+		}
+	}
+	if len(users) == 0 {
+		return users, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	pods, err := u.kubelet.List(ctx)
+	if err != nil {
+		u.log.Warn("ask kubelet which pods have allocations", "error", err)
+		return users, nil
+	}
+	for _, e := range cp.Entries {
+		id := allocationID(e.DeviceIDs)
+		if _, ok := users[id]; !ok {
 			continue
 		}
-		users[allocationID(e.DeviceIDs)] = "the pod with UID " + e.PodUID
-		if name, ok := names[e.PodUID]; ok {
-			users[allocationID(e.DeviceIDs)] = name
+		if p, ok := userOf(e, pods, u.ended); ok {
+			users[id] = "pod " + p.Namespace + "/" + p.Name
+		} else {
+			delete(users, id)
 		}
 	}
 	return users, nil
+}
+
+// userOf returns the pod that has an entry of the checkpoint, of those that kubelet lists: one with the UID, if a lease
+// tells it, or one with some of the devices. Of ordinary init containers kubelet lists none.
+func userOf(e kubelet.Entry, pods []kubelet.PodDevices, leases []lease.Lease) (kubelet.PodDevices, bool) {
+	for _, p := range pods {
+		for _, l := range leases {
+			if l.Pod.UID == e.PodUID && l.Pod.Namespace == p.Namespace && l.Pod.Name == p.Name {
+				return p, true
+			}
+		}
+		for _, c := range p.Containers {
+			for _, d := range c.Devices {
+				if d.Resource == e.Resource && slices.ContainsFunc(d.IDs, func(id string) bool { return slices.Contains(e.DeviceIDs, id) }) {
+					return p, true
+				}
+			}
+		}
+	}
+	return kubelet.PodDevices{}, false
 }
 
 // removePlugin removes the CNI plugin unless a pod needs it for its end.
