@@ -52,7 +52,7 @@ func liveAndDie(which string, w world, fault func(string) error) error {
 	if err != nil {
 		return err
 	}
-	m, findings, err := New(Config{StateDir: w.state, PinDir: w.pins, NICs: nics, Fault: fault})
+	m, findings, err := New(Config{StateDir: w.state, PinDir: w.pins, NICs: nics, Fault: fault, napis: &fakeNAPIs{oldest: true}})
 	if err = errors.Join(append(findings, err)...); err != nil || which == "start" {
 		return err
 	}

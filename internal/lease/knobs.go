@@ -203,7 +203,7 @@ func (m *Manager) hold(n *nic, link netdev.Link, l *lease) error {
 		_, holds := k.Holders[device]
 		return !holds
 	})
-	if scopes[0] == scopeDevice && slices.ContainsFunc(held, func(k *knob) bool {
+	if (scopes == nil || scopes[0] == scopeDevice) && slices.ContainsFunc(held, func(k *knob) bool {
 		return k.Scope != scopeDevice && k.Name != knobIRQ
 	}) {
 		return nil // the driver is just making the NAPIs anew
@@ -397,7 +397,14 @@ func (m *Manager) tuning(link netdev.Link, l *lease) (Tuning, error) {
 	t.Deferral = l.doc.Settings.BusyPollBudget > 0
 	var missing []string
 	for _, w := range want {
-		for i, scope := range w.knob.scopesOf(l.doc.Queue, scopes) {
+		at := w.knob.scopesOf(l.doc.Queue, scopes)
+		if len(at) == 0 && w.must {
+			t.Deferral = false
+		}
+		if len(at) == 0 && !w.must {
+			missing = append(missing, string(w.knob))
+		}
+		for i, scope := range at {
 			if w.knob == knobThread {
 				t.Unpinned = cmp.Or(t.Unpinned, m.unpinned(link, l, scope))
 				continue

@@ -33,7 +33,8 @@ func napiOf(queues []netdev.Queue, scope knobScope) uint32 {
 	return 0
 }
 
-// scopes returns where a queue is tuned: its rx NAPI and, where it has its own, its tx NAPI, or the device.
+// scopes returns where a queue is tuned: its rx NAPI and, where it has its own, its tx NAPI, or the device; nowhere where
+// nothing could be busy-polled, since deferral would only delay packets there.
 func (m *Manager) scopes(link netdev.Link, queue int) ([]knobScope, error) {
 	queues, err := m.queues(link)
 	if err != nil {
@@ -60,10 +61,32 @@ func (m *Manager) scopes(link netdev.Link, queue int) ([]knobScope, error) {
 			scopes = append(scopes, scope)
 		}
 	}
-	if scopes == nil {
-		return []knobScope{scopeDevice}, nil
+	if scopes != nil {
+		return scopes, nil
 	}
-	return scopes, nil
+	unpollable, err := m.unpollable(link, queues)
+	if unpollable || err != nil {
+		return nil, err
+	}
+	return []knobScope{scopeDevice}, nil
+}
+
+// unpollable reports whether sockets on queues that are linked to no NAPI are known to poll nothing. It is so since Linux
+// 6.13, which came with settings by NAPI too: a socket is told its NAPI by that link. Before, drivers told sockets their
+// NAPIs and the kernel nothing of it, and whether a socket has one is seen only when it has received a packet. That cannot
+// be decided either while the NIC has no NAPI at all.
+func (m *Manager) unpollable(link netdev.Link, queues []netdev.Queue) (bool, error) {
+	if queues == nil {
+		return false, nil
+	}
+	napis, err := m.config.napis.NAPIs(link.Index)
+	if errors.Is(err, netdev.ErrUnsupported) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("list NAPIs of %s: %w", link.Name, err)
+	}
+	return len(napis) > 0 && napis[0].Settings.DeferHardIRQs != nil, nil
 }
 
 // settable reports whether the kernel has settings for one NAPI: what it returns, it lets be set.

@@ -33,6 +33,7 @@ type Config struct {
 // napis are the NAPIs of the NICs.
 type napis interface {
 	Queues(index int) ([]netdev.Queue, error)
+	NAPIs(index int) ([]netdev.NAPI, error)
 	NAPI(id uint32) (netdev.NAPI, error)
 	SetNAPI(id uint32, s netdev.NAPISettings) error
 	IRQAffinity(irq int) (netdev.CPUs, error)

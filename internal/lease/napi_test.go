@@ -42,6 +42,21 @@ func (f *fakeNAPIs) Queues(int) ([]netdev.Queue, error) {
 	return f.queues, nil
 }
 
+func (f *fakeNAPIs) NAPIs(int) ([]netdev.NAPI, error) {
+	if f.oldest {
+		return nil, fmt.Errorf("list NAPIs: %w", netdev.ErrUnsupported)
+	}
+	var all []netdev.NAPI
+	for _, id := range slices.Sorted(maps.Keys(f.settings)) {
+		n, err := f.NAPI(id)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, n)
+	}
+	return all, nil
+}
+
 func (f *fakeNAPIs) NAPI(id uint32) (netdev.NAPI, error) {
 	s, ok := f.settings[id]
 	if !ok {
@@ -339,6 +354,63 @@ func TestWholeNICIsTunedOnOlderKernels(t *testing.T) {
 			n.del(alice)
 		})
 	}
+}
+
+// Where a queue is linked to no NAPI, sockets poll nothing on kernels that have settings by NAPI: deferral would only have
+// their packets wait for the timer. On older ones sockets may know a NAPI that the kernel does not tell.
+func TestQueueWithoutANAPIIsNotTuned(t *testing.T) {
+	for name, c := range map[string]struct {
+		age   func(*fakeNAPIs)
+		tuned bool
+	}{
+		"settings by NAPI":    {age: func(*fakeNAPIs) {}},
+		"no settings by NAPI": {age: func(f *fakeNAPIs) { f.older = true }, tuned: true},
+		"no NAPI at all":      {age: func(f *fakeNAPIs) { f.settings = nil }, tuned: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, f := napiNode(t, operators, 11, 12, 13, 14)
+			for i := range f.queues {
+				f.queues[i].NAPI = 0
+			}
+			c.age(f)
+			n.setKnobs(1, 5000)
+			r := n.request(alice, 1)
+			r.Devices[0].Settings.IRQSuspendTimeout = time.Millisecond
+			n.ok(n.Activate(r))
+			tuning, err := n.Tuning(deviceID(1), alice.cookie)
+			if err != nil || tuning.Deferral != c.tuned || !tuning.NAPIKnown || tuning.Missing != "irq_suspend_timeout" {
+				t.Errorf("tuning %+v, %v", tuning, err)
+			}
+			if c.tuned {
+				n.wantKnobs("leased", "2", "200000")
+			} else {
+				n.wantKnobs("leased", "1", "5000")
+			}
+			n.del(alice)
+			n.wantKnobs("at the end", "1", "5000")
+			n.setKnobs(0, 0)
+		})
+	}
+}
+
+// The kernel that this test runs on links veth's queues to no NAPI. Before the XDP program is attached, the NIC has no
+// NAPI at all, and it is not known yet.
+func TestVethIsNotTunedWhereItCannotBePolled(t *testing.T) {
+	n := newNode(t)
+	n.napis = nil
+	n.restart()
+	n.setKnobs(1, 5000)
+	n.add(alice, 1)
+	n.wantKnobs("leased", "1", "5000")
+	g, err := n.Grant(deviceID(1), alice.cookie)
+	if want := (Tuning{NAPIKnown: true}); err != nil || g.Tuning != want {
+		t.Errorf("a grant tells %+v, %v; want %+v", g.Tuning, err, want)
+	}
+	n.ok(n.Retune())
+	n.restart()
+	n.wantKnobs("after a restart", "1", "5000")
+	n.del(alice)
+	n.wantKnobs("at the end", "1", "5000")
 }
 
 // Field case 23: a setting that does not take is noticed, and the ADD undone.

@@ -239,7 +239,7 @@ func TestGrantTellsHowInterruptsAreDeferred(t *testing.T) {
 	n.add(alice, 0)
 	g, err := n.Grant(deviceID(0), alice.cookie)
 	n.ok(err)
-	want := Tuning{NAPIKnown: true, Deferral: true, DeferHardIRQs: 2, GROFlushTimeout: 200 * time.Microsecond}
+	want := Tuning{Deferral: true, DeferHardIRQs: 2, GROFlushTimeout: 200 * time.Microsecond}
 	if g.Tuning != want {
 		t.Errorf("tuning %+v, want %+v", g.Tuning, want)
 	}
