@@ -68,6 +68,15 @@ image: ## the container image, as build/images/afxdp-<arch>.tar, without docker 
 		echo "build/images/afxdp-$$arch.tar: $(IMAGE)"; \
 	done
 
+.PHONY: manifests
+manifests: ## write deployments/, the chart's README and its golden files again
+	@$(GO) -C tools/cluster run ./chart $(CURDIR)
+	@$(GO) -C tools/cluster test ./chart -run 'Kept$$' -update
+
+.PHONY: chart
+chart: ## the Helm chart: lint, what it renders, deployments/, and its admission policies as an API server judges by them
+	@cd tools/cluster && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test ./...
+
 .PHONY: lint
 lint: setup-lint $(TOOLS)/golangci-lint $(TOOLS)/bpf2go $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## linters, import walls, generated files, module files, cross-build
 	@GO="$(GO)" hack/lint.sh
