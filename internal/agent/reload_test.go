@@ -298,8 +298,11 @@ func TestRemovedPoolServesItsPodsToTheirEnd(t *testing.T) {
 	if _, err := n.api.Detach(t.Context(), &agentapi.DetachRequest{Attachment: again.Attachment}); err != nil {
 		t.Fatal(err)
 	}
-	n.agent.rescan()
-	n.advertised("new", "!agnear-q1", "agnear-q2", "agnear-q3") // kubelet knows the pod still
+	// The lease is gone, but kubelet knows the pod still.
+	devices, err := n.agent.inventory.scan()
+	if err != nil || devices["new"][0].Cause != string(causeOtherPool) || devices["fast"] == nil {
+		t.Errorf("after the pod's DEL the pools are %+v, %v", devices, err)
+	}
 
 	if err := n.kubelet.RemovePod("u1"); err != nil {
 		t.Fatal(err)
