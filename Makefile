@@ -18,7 +18,7 @@ export PATH := $(TOOLS):$(PATH)
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 .PHONY: demo
 demo: setup-demo build ## hand two NIC queues to an unprivileged process, end to end, without a cluster (root)
