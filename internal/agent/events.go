@@ -2,9 +2,11 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/status"
 
@@ -49,19 +51,26 @@ func (t *teller) opening(p lease.Pod, device, reason string) {
 	t.refused(p, strings.TrimSpace("open "+device)+": "+reason)
 }
 
-// withdrawn tells the pods of leases that these were ended.
-func (t *teller) withdrawn(leases []lease.Lease, why string) {
+// withdrawn tells the pods of leases that these were ended. It waits, since the agent may be deleted soon.
+func (t *teller) withdrawn(ctx context.Context, leases []lease.Lease, why string) error {
 	if t.node == nil {
-		return
+		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, withdrawnTimeout)
+	defer cancel()
 	devices := make(map[lease.Pod][]string)
 	for _, l := range leases {
 		devices[l.Pod] = append(devices[l.Pod], l.Device)
 	}
+	var errs []error
 	for p, ids := range devices {
-		t.node.PodEvent(kube.Pod(p), reasonWithdrawn, strings.Join(ids, ", ")+": "+why)
+		errs = append(errs, t.node.PodEventNow(ctx, kube.Pod(p), reasonWithdrawn, strings.Join(ids, ", ")+": "+why))
 	}
+	return errors.Join(errs...)
 }
+
+// withdrawnTimeout is how long an uninstallation waits for its Events to be sent.
+const withdrawnTimeout = 15 * time.Second
 
 // reloaded tells of a changed configuration, or why it was refused.
 func (t *teller) reloaded(err error) {

@@ -217,7 +217,9 @@ func (u *uninstallation) endLeases(ctx context.Context) {
 	done, left := len(u.report.Done), len(u.report.Left)
 	ended, err := u.leases.EndAll("the node agent was uninstalled")
 	u.teller.notRestored(err)
-	u.teller.withdrawn(ended, whyWithdrawn)
+	if err := u.teller.withdrawn(ctx, ended, whyWithdrawn); err != nil {
+		u.log.Warn("tell pods that their leases were ended", "error", err)
+	}
 	for _, l := range ended {
 		u.log.Info("lease ended", "device", l.Device, "pod", l.Pod.String(), "reason", "uninstallation")
 	}

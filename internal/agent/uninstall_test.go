@@ -237,6 +237,10 @@ func TestUninstallUnderAPodThatRuns(t *testing.T) {
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 		t.Errorf("in the directory that the pod has mounted: %v, %v", entries, err)
 	}
+	sent, err := n.client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(sent.Items) == 0 {
+		t.Errorf("no Event was sent before the report: %v", err)
+	}
 	if e := n.events("QueueWithdrawn", 1); len(e) != 1 || e[0].InvolvedObject.UID != "u1" || e[0].InvolvedObject.Name != "pod-u1" ||
 		!strings.Contains(e[0].Message, "agnear-q1, agnear-q2: the node agent was uninstalled") {
 		t.Errorf("Events: %+v", e)

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -39,6 +40,25 @@ func (n *Node) PodEvent(p Pod, reason, message string) {
 	n.events.send(&corev1.ObjectReference{
 		Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID),
 	}, corev1.EventTypeWarning, reason, message)
+}
+
+// PodEventNow sends an Event on a pod as PodEvent does, but waits until the API server has it.
+func (n *Node) PodEventNow(ctx context.Context, p Pod, reason, message string) error {
+	now := metav1.Now()
+	ctx, cancel := context.WithTimeout(ctx, eventTimeout)
+	defer cancel()
+	_, err := n.client.CoreV1().Events(p.Namespace).Create(ctx, &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s.%x", p.Name, now.UnixNano()), Namespace: p.Namespace},
+		InvolvedObject: corev1.ObjectReference{
+			Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID),
+		},
+		Type: corev1.EventTypeWarning, Reason: reason, Message: message, Count: 1, FirstTimestamp: now, LastTimestamp: now,
+		Source: corev1.EventSource{Component: component, Host: n.name}, ReportingController: component, ReportingInstance: n.name,
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("send Event %s of pod %s/%s: %w", reason, p.Namespace, p.Name, err)
+	}
+	return nil
 }
 
 // NodeWarning has an Event on the node sent as PodEvent does.

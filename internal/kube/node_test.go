@@ -210,6 +210,27 @@ func TestEventsNamePodAndNode(t *testing.T) {
 	}
 }
 
+func TestEventIsSentBeforeTheCallReturns(t *testing.T) {
+	n, client := newNode(t, io.Discard)
+	if err := n.PodEventNow(t.Context(), hostile, "QueueWithdrawn", "because"); err != nil {
+		t.Fatal(err)
+	}
+	list, err := client.CoreV1().Events("apps").List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 1 {
+		t.Fatalf("Events: %+v, %v", list, err)
+	}
+	if e := list.Items[0]; e.InvolvedObject.UID != "pod-uid" || e.InvolvedObject.Name != "hostile" || e.Reason != "QueueWithdrawn" ||
+		e.Message != "because" || e.Type != "Warning" || e.Count != 1 || e.Source.Component != component {
+		t.Errorf("Event %+v", e)
+	}
+	client.PrependReactor("create", "events", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("connection refused")
+	})
+	if err := n.PodEventNow(t.Context(), hostile, "QueueWithdrawn", "because"); err == nil {
+		t.Error("an Event that was not taken is no error")
+	}
+}
+
 // However often a pod is refused, the API server hears of it a few times; and what is told of the same pod for another
 // reason gets through.
 func TestEventsOfOnePodAreBounded(t *testing.T) {
