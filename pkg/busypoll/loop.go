@@ -127,7 +127,7 @@ func (l *Loop) Round() (moved int, err error) {
 	return 0, l.wait()
 }
 
-// work moves up to a batch each way on q: completions, free frames, packets in, packets out, one wakeup.
+// work moves completions and free frames, up to a batch of packets in and out on q, and makes one wakeup.
 func (l *Loop) work(q *Queue) (moved int, err error) {
 	moved += l.complete(q)
 	received := 0
@@ -156,17 +156,23 @@ func (l *Loop) complete(q *Queue) (moved int) {
 	return moved
 }
 
-// refill gives the kernel frames to receive into.
+// refill gives the kernel frames to receive into, as many as the fill ring takes: a NIC whose own ring has few frames
+// drops what comes in a burst.
 func (l *Loop) refill(q *Queue) (moved int) {
-	n := min(len(l.addrs), q.Frames.Free(), q.maxFill-q.onFill)
-	if n <= 0 {
-		return 0
+	for {
+		n := min(len(l.addrs), q.Frames.Free(), q.maxFill-q.onFill)
+		if n <= 0 {
+			return moved
+		}
+		n = q.Frames.Get(l.addrs[:n])
+		taken := q.Rings.Fill.Refill(l.addrs[:n])
+		q.Frames.Put(l.addrs[taken:n])
+		q.onFill += taken
+		moved += taken
+		if taken < n {
+			return moved
+		}
 	}
-	n = q.Frames.Get(l.addrs[:n])
-	taken := q.Rings.Fill.Refill(l.addrs[:n])
-	q.Frames.Put(l.addrs[taken:n])
-	q.onFill += taken
-	return taken
 }
 
 func (l *Loop) receive(q *Queue) int {

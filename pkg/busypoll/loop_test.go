@@ -383,6 +383,16 @@ func TestBusyPollingQueuePollsOncePerRound(t *testing.T) {
 	}
 }
 
+func TestFillRingIsFilledInOneRound(t *testing.T) {
+	r := newRig(t, 1, 0)
+	q := r.queue(&r.near, 0, 256, false)
+	q.Handle = new(sink).handle
+	r.round(r.loop(Config{Batch: 32}, q))
+	if n := q.Rings.Fill.Pending(); n != 256 || q.onFill != 256 || q.Frames.Free() != frames-256 {
+		t.Errorf("%d frames in the fill ring, %d counted, %d free; want 256, 256, %d", n, q.onFill, q.Frames.Free(), frames-256)
+	}
+}
+
 func TestPollsOnlyWhenTheRingIsEmptied(t *testing.T) {
 	const count, batch = 192, 32
 	r := newRig(t, 1, 0)
@@ -392,9 +402,7 @@ func TestPollsOnlyWhenTheRingIsEmptied(t *testing.T) {
 	near.Handle, far.Generate = in.handle, out.generate
 	near.SetBusyPolling(true)
 	nearLoop, farLoop := r.loop(Config{Batch: batch}, near), r.loop(Config{}, far)
-	for range count / batch { // so that there are frames to receive into
-		r.round(nearLoop)
-	}
+	r.round(nearLoop) // so that there are frames to receive into
 	r.until("transmission", func() bool { return out.sent == count && far.InFlight() == 0 }, farLoop)
 	before := near.current.RXCalls
 	r.until("reception", func() bool {
