@@ -12,8 +12,8 @@ import (
 // wake makes the system calls that are due: those that the kernel asks for by the rings' need-wakeup flags, and on a
 // socket that really busy-polls one that polls. A sendto polls as well as a recvfrom, so one is enough.
 //
-// While packets come off the rx ring, received, there may be more in it, and a poll might find no room for what it brings:
-// one call polls up to twice, each time for a budget of packets. So it polls when the ring has been emptied.
+// While packets come off the rx ring, received, there may be more in it, and a poll, which brings up to a budget of
+// packets, might find no room for them. So it polls when the ring has been emptied.
 func (q *Queue) wake(received bool) error {
 	busy := q.busy.Load()
 	polled := false
