@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"strconv"
@@ -20,37 +21,51 @@ import (
 )
 
 const (
-	benchRings  = 2048
-	benchFrames = 2 * benchRings
+	// The fill ring and the NIC's own have frames at all times. What is dropped is dropped at the rx ring.
+	benchFrames = 8192
+	benchFill   = 4096
+	benchTX     = 2048
 	benchBatch  = 64
 	// floodWarmUp is how long a flood goes on before it is measured.
-	floodWarmUp = 50 * time.Millisecond
-	benchTime   = 200 * time.Millisecond
-	pingTime    = 300 * time.Millisecond
+	floodWarmUp = 20 * time.Millisecond
+	benchTime   = 150 * time.Millisecond
+	pingTime    = 100 * time.Millisecond
+	// awayTries and awayTime bound the wait for a NAPI: the driver takes a queue's away for moments.
+	awayTries = 3
+	awayTime  = 100 * time.Millisecond
 )
 
 // bench measures each case, in turn and again.
-func (t *tester) bench(b report.Bench) error {
+func (t *tester) bench(b report.Bench) (err error) {
 	runtime.LockOSThread() // its CPU time is the application's
 	defer runtime.UnlockOSThread()
+	if b.CPUs > 1 {
+		speedup, err := speedup(b.CPUs)
+		if err != nil {
+			return err
+		}
+		t.tell(report.Message{Speedup: speedup})
+		if speedup < b.AtOnce || len(b.Cases) == 0 {
+			return nil
+		}
+	}
+	if err := pin(0); err != nil {
+		return err
+	}
 	n, err := t.openNIC(t.task.NICs[0])
 	if err != nil {
 		return err
 	}
-	polling := report.BenchCase{Name: "capacity", Budget: busypoll.DefaultBudget, DeferHardIRQs: 2, GROFlushTimeoutUs: 200}
-	t.wantedPPS = 0
-	for range 2 { // the second time without what the sender's haste takes from the emulator
-		run := t.benchRun(n, polling, report.Flood{Times: b.Overload, Capacity: true})
-		if run.Refusal != "" {
-			return fmt.Errorf("find out what one core takes: %s", run.Refusal)
-		}
-		run.Capacity = true
-		t.wantedPPS = max(t.wantedPPS, float64(b.Overload)*float64(run.Received)/run.Seconds)
-		t.tell(report.Message{Bench: run})
+	if t.polls, err = countPolls(); err != nil {
+		return err
 	}
-	for range b.Runs {
+	defer func() { err = errors.Join(err, t.polls.close()) }()
+	for round := range b.Runs {
 		for _, c := range b.Cases {
-			t.tell(report.Message{Bench: t.benchRun(n, c, report.Flood{Times: b.Overload})})
+			if c.Aside && round%2 != 0 {
+				continue
+			}
+			t.tell(report.Message{Bench: t.benchRun(n, c)})
 			if c.Latency {
 				t.tell(report.Message{Bench: t.benchLatency(n, c)})
 			}
@@ -60,12 +75,12 @@ func (t *tester) bench(b report.Bench) error {
 }
 
 // benchRun has a case receive under overload.
-func (t *tester) benchRun(n *nic, c report.BenchCase, flood report.Flood) *report.BenchRun {
-	run := &report.BenchRun{Case: c.Name, Release: t.release}
+func (t *tester) benchRun(n *nic, c report.BenchCase) *report.BenchRun {
+	run := &report.BenchRun{Case: c.Name, Kernel: t.release, Driver: n.Driver}
 	err := t.benchOpen(n, c, run, func(q *benchQueue, loop *busypoll.Loop) error {
-		t.tell(report.Message{Flood: &flood})
+		t.tell(report.Message{Flood: true})
 		defer t.tell(report.Message{Quiet: true})
-		return t.measureFlood(n, q, loop, run, !flood.Capacity)
+		return t.measureFlood(n, q, loop, run)
 	})
 	if err != nil {
 		run.Refusal = err.Error()
@@ -75,7 +90,7 @@ func (t *tester) benchRun(n *nic, c report.BenchCase, flood report.Flood) *repor
 
 // benchLatency has a case send packets back for a while.
 func (t *tester) benchLatency(n *nic, c report.BenchCase) *report.BenchRun {
-	run := &report.BenchRun{Case: c.Name, Release: t.release, Latency: true}
+	run := &report.BenchRun{Case: c.Name, Kernel: t.release, Driver: n.Driver, Latency: true}
 	err := t.benchOpen(n, c, run, func(q *benchQueue, loop *busypoll.Loop) error {
 		q.forward = true
 		if err := spin(loop, floodWarmUp); err != nil {
@@ -109,18 +124,18 @@ func (t *tester) benchOpen(n *nic, c report.BenchCase, run *report.BenchRun,
 	}
 	t.tag++
 	release, err := t.benchActivate(n, c)
-	for range 2 { // the driver takes a queue's NAPI away for moments
+	for range awayTries {
 		if !errors.Is(err, netdev.ErrNoNAPI) {
 			break
 		}
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(awayTime)
 		release, err = t.benchActivate(n, c)
 	}
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, release(), t.settle(n)) }()
-	q, err := openBench(n, c.Copy, t.task.Bench.Work)
+	q, err := openBench(n, c)
 	if err != nil {
 		return err
 	}
@@ -137,7 +152,7 @@ func (t *tester) benchOpen(n *nic, c report.BenchCase, run *report.BenchRun,
 	if err != nil {
 		return err
 	}
-	record := lease.Socket{Cookie: cookie, Group: cookie, ZeroCopy: !c.Copy}
+	record := lease.Socket{Cookie: cookie, Group: cookie, ZeroCopy: true}
 	if err := t.leases.Opened(g, handed, record, func(string) {}); err != nil {
 		return errors.Join(err, handed.Close())
 	}
@@ -147,8 +162,16 @@ func (t *tester) benchOpen(n *nic, c report.BenchCase, run *report.BenchRun,
 	if err := t.leases.Retune(); err != nil { // the bind may have been a reset
 		return err
 	}
-	run.ZeroCopy = !c.Copy
-	loop, err := busypoll.NewLoop([]*busypoll.Queue{&q.Queue}, busypoll.Config{Batch: benchBatch, MaxSleep: 20 * time.Millisecond})
+	if t.task.Bench.CPUs > 1 {
+		if err := n.steer(testQueue, c.IRQCPU); err != nil {
+			return err
+		}
+	}
+	config := busypoll.Config{Batch: benchBatch, IdleRounds: math.MaxInt, MaxSleep: 20 * time.Millisecond}
+	if c.Sleeps {
+		config.IdleRounds = 1
+	}
+	loop, err := busypoll.NewLoop([]*busypoll.Queue{&q.Queue}, config)
 	if err != nil {
 		return err
 	}
@@ -164,17 +187,13 @@ func (t *tester) benchActivate(n *nic, c report.BenchCase) (release func() error
 	if err != nil {
 		return nil, err
 	}
-	zeroCopy := lease.ZeroCopyRequire
-	if c.Copy {
-		zeroCopy = lease.ZeroCopyNever
-	}
 	attachment := lease.Attachment{Network: "bench", ContainerID: fmt.Sprintf("sandbox-%d", t.tag), Ifname: "eth0"}
 	err = t.leases.Activate(lease.Request{
 		Pod: lease.Pod{UID: "pod", Namespace: "default", Name: "pod"}, NetnsCookie: t.cookie, Attachment: attachment,
 		Devices: []lease.DeviceRequest{{
 			Device: lease.Device{ID: deviceID(n, testQueue), Link: link, Queue: testQueue},
 			Settings: lease.Settings{
-				Pool: "bench", ZeroCopy: zeroCopy, NeedWakeup: true, Threaded: c.Threaded,
+				Pool: "bench", ZeroCopy: lease.ZeroCopyRequire, NeedWakeup: true, Threaded: c.Threaded,
 				BusyPollBudget: c.Budget, BusyPollTimeout: busypoll.DefaultTimeout, DeferHardIRQs: c.DeferHardIRQs,
 				GROFlushTimeout: time.Duration(c.GROFlushTimeoutUs) * time.Microsecond,
 				MaxUMEM:         64 << 20, MaxFrames: 1 << 14, MaxRingSize: 4096,
@@ -184,7 +203,17 @@ func (t *tester) benchActivate(n *nic, c report.BenchCase) (release func() error
 	if err != nil {
 		return nil, err
 	}
-	return func() error { return t.endLease(attachment) }, t.settle(n)
+	return func() error {
+		err := t.endLease(attachment)
+		for range awayTries {
+			if !errors.Is(err, netdev.ErrNoNAPI) {
+				break
+			}
+			time.Sleep(awayTime)
+			err = t.endLease(attachment)
+		}
+		return err
+	}, t.settle(n)
 }
 
 // endLease ends a lease and waits until nothing holds the queue.
@@ -243,7 +272,7 @@ func (t *tester) benchMode(n *nic, c report.BenchCase, q *benchQueue, loop *busy
 	if err != nil {
 		return err
 	}
-	f := busypoll.Facts{ZeroCopy: run.ZeroCopy, QueueNAPI: &row.NAPI.RX}
+	f := busypoll.Facts{ZeroCopy: true, QueueNAPI: &row.NAPI.RX}
 	if s := napi.Settings; s.DeferHardIRQs != nil && s.GROFlushTimeout != nil {
 		f.Deferral = &busypoll.Deferral{HardIRQs: int(*s.DeferHardIRQs), GROFlushTimeout: *s.GROFlushTimeout}
 	}
@@ -291,42 +320,40 @@ type benchQueue struct {
 	forward  bool // send packets back
 	received uint64
 	offered  uint64 // the number of the last frame
-	work     int
 	sum      uint64 // so that the checksums are not optimized away
 }
 
-func openBench(n *nic, copyMode bool, work int) (_ *benchQueue, err error) {
+func openBench(n *nic, c report.BenchCase) (_ *benchQueue, err error) {
 	q := &benchQueue{}
 	q.Name = deviceID(n, testQueue)
 	q.Handle = q.take
-	q.work = work
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, q.close())
 		}
 	}()
-	if q.UMEM, err = xsk.NewUMEM(xsk.UMEMConfig{Frames: benchFrames, FrameSize: xsk.MinFrameSize}); err != nil {
+	frames := uint32(benchFrames)
+	if c.FewFrames {
+		frames = uint32(c.Ring)
+	}
+	if q.UMEM, err = xsk.NewUMEM(xsk.UMEMConfig{Frames: frames, FrameSize: xsk.MinFrameSize}); err != nil {
 		return nil, err
 	}
-	q.Frames = xsk.NewFrames(q.UMEM.Config, 0, benchFrames)
+	q.Frames = xsk.NewFrames(q.UMEM.Config, 0, frames)
 	if q.Socket, err = xsk.NewSocket(); err != nil {
 		return nil, err
 	}
 	if err := q.Socket.RegisterUMEM(q.UMEM.Bytes(), q.UMEM.Config); err != nil {
 		return nil, err
 	}
-	sizes := xsk.RingSizes{Fill: benchRings, Completion: benchRings, RX: benchRings, TX: benchRings}
+	sizes := xsk.RingSizes{Fill: benchFill, Completion: benchTX, RX: uint32(c.Ring), TX: benchTX}
 	if err := q.Socket.SetRings(sizes); err != nil {
 		return nil, err
 	}
 	if q.Rings, err = q.Socket.Map(sizes); err != nil {
 		return nil, err
 	}
-	mode := xsk.ZeroCopyRequire
-	if copyMode {
-		mode = xsk.ZeroCopyOff
-	}
-	return q, bindPatiently(q.Socket, xsk.BindConfig{Ifindex: n.index, Queue: testQueue, Mode: mode, NeedWakeup: true})
+	return q, bindPatiently(q.Socket, xsk.BindConfig{Ifindex: n.index, Queue: testQueue, Mode: xsk.ZeroCopyRequire, NeedWakeup: true})
 }
 
 // addKick makes the second socket, which starts transmission.
@@ -365,9 +392,7 @@ func (q *benchQueue) take(_ *busypoll.Queue, packets []xsk.Desc) int {
 		if len(p) < 14 {
 			continue
 		}
-		for range q.work {
-			q.sum += checksum(p)
-		}
+		q.sum += checksum(p)
 		var target [6]byte
 		copy(target[:], p[:6])
 		copy(p[:6], p[6:12])

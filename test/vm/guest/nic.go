@@ -125,22 +125,27 @@ func setChannels(device string, count int) error {
 
 // vector returns the name in /proc/interrupts of the vector of an rx queue, and how often it came; "" where it has none.
 func (n *nic) vector(queue int) (name string, count uint64, err error) {
+	_, name, count, err = n.vectorLine(queue)
+	return name, count, err
+}
+
+func (n *nic) vectorLine(queue int) (irq, name string, count uint64, err error) {
 	var want *regexp.Regexp
 	switch n.Driver {
 	case "virtio_net":
 		device, err := filepath.EvalSymlinks("/sys/class/net/" + n.device + "/device")
 		if err != nil {
-			return "", 0, err
+			return "", "", 0, err
 		}
 		want = regexp.MustCompile(fmt.Sprintf(`^%s-input\.%d$`, filepath.Base(device), queue))
 	case "igb":
 		want = regexp.MustCompile(fmt.Sprintf(`^%s-(TxRx|rx)-%d$`, n.device, queue))
 	default:
-		return "", 0, nil
+		return "", "", 0, nil
 	}
 	table, err := os.ReadFile("/proc/interrupts")
 	if err != nil {
-		return "", 0, err
+		return "", "", 0, err
 	}
 	for line := range strings.Lines(string(table)) {
 		fields := strings.Fields(line)
@@ -154,9 +159,9 @@ func (n *nic) vector(queue int) (name string, count uint64, err error) {
 			}
 			count += one
 		}
-		return fields[len(fields)-1], count, nil
+		return strings.TrimSuffix(fields[0], ":"), fields[len(fields)-1], count, nil
 	}
-	return "", 0, fmt.Errorf("/proc/interrupts has no vector %v:\n%s", want, table)
+	return "", "", 0, fmt.Errorf("/proc/interrupts has no vector %v:\n%s", want, table)
 }
 
 // start has the other end send.

@@ -38,7 +38,7 @@ type tester struct {
 	tag      byte
 	// interrupts are those of each NIC without busy polling.
 	interrupts map[string]uint64
-	wantedPPS  float64 // in a flood
+	polls      *polls
 }
 
 func newTester(task report.Task, tell func(report.Message)) (*tester, error) {

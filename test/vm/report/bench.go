@@ -3,11 +3,11 @@ package report
 // Bench is what the guest measures instead of the matrix.
 type Bench struct {
 	Cases []BenchCase `json:"cases"`
-	Runs  int         `json:"runs"` // of each case, interleaved
-	// Overload is how many times what busy polling takes is offered.
-	Overload int `json:"overload"`
-	// Work is how often the application adds up each frame.
-	Work int `json:"work"`
+	Runs  int         `json:"runs"` // rounds: the cases are measured in turn, and again
+	// CPUs is how many the guest has. If there are more than one, it first finds out how many times as much as one they do,
+	// and only goes on where that is AtOnce or more.
+	CPUs   int     `json:"cpus"`
+	AtOnce float64 `json:"atOnce,omitempty"`
 }
 
 // BenchCase is a way to receive.
@@ -18,70 +18,72 @@ type BenchCase struct {
 	DeferHardIRQs     uint32 `json:"deferHardIRQs"`
 	GROFlushTimeoutUs int    `json:"groFlushTimeoutUs"`
 	Threaded          bool   `json:"threaded"`
-	Copy              bool   `json:"copy,omitempty"`
+	// Ring is the size of the rx ring, in descriptors.
+	Ring int `json:"ring"`
+	// FewFrames has the application own no more frames than the rx ring takes, so that there none can be dropped.
+	FewFrames bool `json:"fewFrames,omitempty"`
+	// Sleeps has the application wait in poll(2) when it finds nothing, instead of looking again.
+	Sleeps bool `json:"sleeps,omitempty"`
+	// IRQCPU is the CPU that the queue's interrupt goes to. The application runs on CPU 0.
+	IRQCPU int `json:"irqCPU,omitempty"`
 	// Weight is that of the application's control group; 0: it is in the root group.
 	Weight int `json:"weight,omitempty"`
+	// Aside has the case take part in every other round only, the first among them.
+	Aside bool `json:"aside,omitempty"`
 	// Latency has the case measured for latency, too.
-	Latency bool `json:"latency"`
+	Latency bool `json:"latency,omitempty"`
 }
 
-// Flood asks the host to send until Quiet: Times as many frames as the emulator took at its best in the floods that were
-// to find out, of which this may be one.
-type Flood struct {
-	Times    int  `json:"times"`
-	Capacity bool `json:"capacity,omitempty"`
-	// Scale changes the rate of the flood that is on: the guest's clock is not the host's.
-	Scale float64 `json:"scale,omitempty"`
+// RunsOf returns how many runs the case has in so many rounds.
+func (c *BenchCase) RunsOf(rounds int) int {
+	if c.Aside {
+		return (rounds + 1) / 2
+	}
+	return rounds
 }
 
-// BenchRun is what one run of a case came to. Counts are those of the measured time.
+// BenchRun is what one run of a case came to. Counts are those of the measured time, which is the guest's.
 type BenchRun struct {
 	Case    string `json:"case"`
-	Release string `json:"release"` // of the kernel
+	Kernel  string `json:"kernel"`
+	Driver  string `json:"driver"`
+	Date    string `json:"date"`
 	Refusal string `json:"refusal,omitempty"`
-	// Capacity says that the run was to find out what to offer.
-	Capacity bool `json:"capacity,omitempty"`
-	Latency  bool `json:"latency,omitempty"` // the host has measured the latency
+	Latency bool   `json:"latency,omitempty"` // the host has measured the latency
 
-	ZeroCopy   bool    `json:"zeroCopy"`
 	BusyPoll   string  `json:"busyPoll"` // whether it really polls, in words
 	Seconds    float64 `json:"seconds"`
-	Offered    uint64  `json:"offered"`  // by the host, as the frames' numbers tell
-	Received   uint64  `json:"received"` // by the application
-	Interrupts uint64  `json:"interrupts"`
-	RXCalls    uint64  `json:"rxCalls"` // system calls of the loop
-	Sleeps     uint64  `json:"sleeps"`
+	Offered    uint64  `json:"offered"`        // by the host, as the frames' numbers tell
+	DriverRX   uint64  `json:"driverReceived"` // by the driver
+	Received   uint64  `json:"received"`       // by the application
+	Interrupts uint64  `json:"interrupts"`     // of the queue
+	// Polls are the calls of NAPIs' poll functions; ShortPolls those that found less than they might have taken, so
+	// that for a moment the load was not held.
+	Polls      uint64 `json:"polls"`
+	ShortPolls uint64 `json:"shortPolls"`
+	RXCalls    uint64 `json:"rxCalls"` // system calls of the loop
+	Sleeps     uint64 `json:"sleeps"`
+	Slices     uint64 `json:"applicationSlices"` // how often the application was given the CPU
 
 	RingFull   uint64 `json:"rxRingFull"`    // dropped by the socket: the application was late
 	Dropped    uint64 `json:"rxDropped"`     // dropped by the socket for another reason
 	FillEmpty  uint64 `json:"fillRingEmpty"` // how often the driver found no frame
-	DeviceDrop uint64 `json:"deviceDropped"` // by the driver
-	// Polled and Squeezed are the softirq's: packets processed, and how often it ended with work left.
-	Polled   uint64 `json:"softnetProcessed"`
-	Squeezed uint64 `json:"softnetSqueezed"`
+	DeviceDrop uint64 `json:"deviceDropped"` // by the driver, those of the socket among them
 
-	CPU BenchCPU `json:"cpu"`
-
-	// Host is the other end's account.
+	CPU  BenchCPU  `json:"cpu"`
 	Host BenchHost `json:"host"`
 }
 
 // BenchCPU is where the time of the application's CPU went, as shares of the measured time.
 type BenchCPU struct {
-	// What the timer tick saw.
-	User    float64 `json:"user"`
-	System  float64 `json:"system"`
+	// SoftIRQ is the receiving softirq, wherever it ran: on the way out of an interrupt, of a system call, in ksoftirqd.
 	SoftIRQ float64 `json:"softirq"`
-	IRQ     float64 `json:"irq"`
-	Idle    float64 `json:"idle"`
-	// What the scheduler gave to the application's thread, to ksoftirqd and to the NAPI's own thread. Interrupts and
-	// softirqs that came while one of them ran are charged to it.
+	// Application is its thread, with its system calls and so its polls, without the softirqs that interrupted it.
 	Application float64 `json:"application"`
-	Ksoftirqd   float64 `json:"ksoftirqd"`
 	NAPIThread  float64 `json:"napiThread"`
 }
 
-// BenchHost is what the host counted while it sent, frames a second, or measured.
+// BenchHost is what the host counted while it sent, frames a second of its own clock, or measured.
 type BenchHost struct {
 	Seconds float64 `json:"seconds"`
 	Offered float64 `json:"offeredPerSecond"`

@@ -24,9 +24,11 @@ type Message struct {
 	Tag byte   `json:"tag,omitempty"`
 	NIC string `json:"nic,omitempty"`
 	// Flood and Ping ask for other traffic, until Quiet; Bench is a result.
-	Flood *Flood    `json:"flood,omitempty"`
+	Flood bool      `json:"flood,omitempty"`
 	Ping  bool      `json:"ping,omitempty"`
 	Bench *BenchRun `json:"bench,omitempty"`
+	// Speedup is how many times as much as one the guest's CPUs do.
+	Speedup float64 `json:"speedup,omitempty"`
 	// Failed ends the run: why the guest could not go on.
 	Failed string `json:"failed,omitempty"`
 	// Done ends the run: all rows were sent.

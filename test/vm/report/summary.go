@@ -8,10 +8,7 @@ import (
 
 // BenchRow is what all runs of a case came to: medians.
 type BenchRow struct {
-	Kernel string    `json:"kernel"`
-	Driver string    `json:"driver"`
-	Date   string    `json:"date"`
-	Case   BenchCase `json:"case"`
+	Case BenchCase `json:"case"`
 
 	NotMeasured string `json:"notMeasured,omitempty"` // why there is no more
 	Refusal     string `json:"refusal,omitempty"`     // of a run that failed
@@ -19,14 +16,21 @@ type BenchRow struct {
 	// Per second of the guest's clock.
 	Offered    float64 `json:"offeredPerSecond"`
 	Received   float64 `json:"receivedPerSecond"`
+	Least      float64 `json:"leastReceivedPerSecond"`
+	Most       float64 `json:"mostReceivedPerSecond"`
 	Interrupts float64 `json:"interruptsPerSecond"`
 	RingFull   float64 `json:"rxRingFullPerSecond"`
-	OtherDrops float64 `json:"otherDropsPerSecond"` // by the driver, or by the socket for another reason
+	Dropped    float64 `json:"rxDroppedPerSecond"`
+	FillEmpty  float64 `json:"fillRingEmptyPerSecond"`
+	DriverDrop float64 `json:"driverDroppedPerSecond"` // without those of the socket
 	// NotTaken are those offered that the device did not take: its ring and the tap's queue were full.
 	NotTaken float64 `json:"notTakenPerSecond"`
+	Slices   float64 `json:"applicationSlicesPerSecond"`
 
-	Ratio    float64 `json:"ratio"`    // of Received to that of the interrupts row
-	Overload float64 `json:"overload"` // of Offered to what busy polling with the same batch and budget 64 received
+	Ratio    float64 `json:"ratio"`    // of Received to that of the first case
+	Overload float64 `json:"overload"` // of Offered to the most that a case received
+	// Short is the share of NAPI polls that found less than they might have taken: that the load was not held.
+	Short float64 `json:"shortPolls"`
 
 	CPU     BenchCPU   `json:"cpu"`
 	Latency *BenchHost `json:"latency,omitempty"` // medians, of the host's clock
@@ -35,14 +39,14 @@ type BenchRow struct {
 	LatencyRuns []BenchRun `json:"latencyRuns,omitempty"`
 }
 
-// Summarize makes a row of each case. base is the name of the case that ratios are to.
-func Summarize(b Bench, runs []BenchRun, base string) []BenchRow {
+// Summarize makes a row of each case. Ratios are to the first.
+func Summarize(b Bench, runs []BenchRun) []BenchRow {
 	var rows []BenchRow
 	for _, c := range b.Cases {
 		row := BenchRow{Case: c}
 		for _, r := range runs {
 			switch {
-			case r.Case != c.Name || r.Capacity:
+			case r.Case != c.Name:
 			case r.Refusal != "":
 				row.Refusal = r.Refusal
 			case r.Latency:
@@ -54,18 +58,13 @@ func Summarize(b Bench, runs []BenchRun, base string) []BenchRow {
 		row.medians()
 		rows = append(rows, row)
 	}
-	var interrupts, polling float64
+	most := 0.0
 	for _, r := range rows {
-		if r.Case.Name == base {
-			interrupts = r.Received
-		}
-		if r.Case.Budget == 64 && r.Case.Weight == 0 {
-			polling = r.Received
-		}
+		most = max(most, r.Received)
 	}
 	for i := range rows {
-		rows[i].Ratio = ratio(rows[i].Received, interrupts)
-		rows[i].Overload = ratio(rows[i].Offered, polling)
+		rows[i].Ratio = ratio(rows[i].Received, rows[0].Received)
+		rows[i].Overload = ratio(rows[i].Offered, most)
 	}
 	return rows
 }
@@ -77,29 +76,35 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
+// driverDrop counts what the driver dropped. Its counter has what the socket dropped as well.
+func (r *BenchRun) driverDrop() uint64 { return r.DeviceDrop - min(r.DeviceDrop, r.RingFull+r.Dropped) }
+
 func (row *BenchRow) medians() {
 	of := func(f func(r BenchRun) float64) float64 { return median(row.Runs, f) }
 	rate := func(f func(r BenchRun) uint64) float64 {
 		return of(func(r BenchRun) float64 { return ratio(float64(f(r)), r.Seconds) })
 	}
-	// The driver counts what the socket drops as well.
-	other := func(r BenchRun) uint64 { return r.DeviceDrop - min(r.DeviceDrop, r.RingFull) + r.Dropped }
 	row.Offered = rate(func(r BenchRun) uint64 { return r.Offered })
 	row.Received = rate(func(r BenchRun) uint64 { return r.Received })
+	for i, r := range row.Runs {
+		got := ratio(float64(r.Received), r.Seconds)
+		if row.Most = max(row.Most, got); i == 0 || got < row.Least {
+			row.Least = got
+		}
+	}
 	row.Interrupts = rate(func(r BenchRun) uint64 { return r.Interrupts })
 	row.RingFull = rate(func(r BenchRun) uint64 { return r.RingFull })
-	row.OtherDrops = rate(other)
+	row.Dropped = rate(func(r BenchRun) uint64 { return r.Dropped })
+	row.FillEmpty = rate(func(r BenchRun) uint64 { return r.FillEmpty })
+	row.DriverDrop = rate(func(r BenchRun) uint64 { return r.driverDrop() })
 	row.NotTaken = rate(func(r BenchRun) uint64 {
-		return r.Offered - min(r.Offered, r.Received+r.RingFull+other(r))
+		return r.Offered - min(r.Offered, r.Received+r.RingFull+r.Dropped+r.driverDrop())
 	})
+	row.Slices = rate(func(r BenchRun) uint64 { return r.Slices })
+	row.Short = of(func(r BenchRun) float64 { return ratio(float64(r.ShortPolls), float64(r.Polls)) })
 	row.CPU = BenchCPU{
-		User:        of(func(r BenchRun) float64 { return r.CPU.User }),
-		System:      of(func(r BenchRun) float64 { return r.CPU.System }),
 		SoftIRQ:     of(func(r BenchRun) float64 { return r.CPU.SoftIRQ }),
-		IRQ:         of(func(r BenchRun) float64 { return r.CPU.IRQ }),
-		Idle:        of(func(r BenchRun) float64 { return r.CPU.Idle }),
 		Application: of(func(r BenchRun) float64 { return r.CPU.Application }),
-		Ksoftirqd:   of(func(r BenchRun) float64 { return r.CPU.Ksoftirqd }),
 		NAPIThread:  of(func(r BenchRun) float64 { return r.CPU.NAPIThread }),
 	}
 	if len(row.LatencyRuns) == 0 {
@@ -132,17 +137,33 @@ func median(runs []BenchRun, f func(r BenchRun) float64) float64 {
 // Table writes rows as tables in Markdown.
 func Table(rows []BenchRow) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\nLinux %s, %s, %s\n\n", rows[0].Kernel, rows[0].Driver, rows[0].Date)
-	b.WriteString("| | received | kpps | offered | rx ring full, kpps | not taken, kpps | interrupts/s | user | system | softirq | idle |\n")
-	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, r := range rows {
+		if len(r.Runs) > 0 {
+			fmt.Fprintf(&b, "\nLinux %s, %s, %s\n", r.Runs[0].Kernel, r.Runs[0].Driver, r.Runs[0].Date)
+			break
+		}
+	}
+	b.WriteString("\n| | ratio | kpps received (least–most) | offered | rx ring full, kpps | interrupts/s | softirq | application |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|\n")
 	for _, r := range rows {
 		if r.NotMeasured != "" {
-			fmt.Fprintf(&b, "| %s | not measured | | | | | | | | | |\n", r.Case.Name)
+			fmt.Fprintf(&b, "| %s | not measured | | | | | | |\n", r.Case.Name)
 			continue
 		}
-		fmt.Fprintf(&b, "| %s | %.2f | %.0f | %.1f × | %.0f | %.0f | %.0f | %.0f%% | %.0f%% | %.0f%% | %.0f%% |\n",
-			r.Case.Name, r.Ratio, r.Received/1e3, r.Overload, r.RingFull/1e3, r.NotTaken/1e3, r.Interrupts,
-			100*r.CPU.User, 100*r.CPU.System, 100*r.CPU.SoftIRQ, 100*r.CPU.Idle)
+		softirq := fmt.Sprintf("%.0f %%", 100*r.CPU.SoftIRQ)
+		if r.Case.Threaded {
+			softirq = fmt.Sprintf("%.0f %% (its thread)", 100*r.CPU.NAPIThread)
+		}
+		fmt.Fprintf(&b, "| %s | %.1f | %.0f (%.0f–%.0f) | %.1f × | %.0f | %.0f | %s | %.0f %% |\n", r.Case.Name, r.Ratio,
+			r.Received/1e3, r.Least/1e3, r.Most/1e3, r.Overload, r.RingFull/1e3, r.Interrupts, softirq, 100*r.CPU.Application)
+	}
+	b.WriteString("\n| drops a second by counter | rx_ring_full | rx_dropped | driver | not taken by the NIC | fill_ring_empty | " +
+		"polls that found the NIC's ring empty |\n|---|---|---|---|---|---|---|\n")
+	for _, r := range rows {
+		if r.NotMeasured == "" {
+			fmt.Fprintf(&b, "| %s | %.0f | %.0f | %.0f | %.0f | %.0f | %.1f %% |\n", r.Case.Name, r.RingFull, r.Dropped, r.DriverDrop,
+				r.NotTaken, r.FillEmpty, 100*r.Short)
+		}
 	}
 	b.WriteString("\n| round trip, µs | min | average | p99 | max |\n|---|---|---|---|---|\n")
 	for _, r := range rows {

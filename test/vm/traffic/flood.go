@@ -14,37 +14,39 @@ import (
 )
 
 const (
-	// floodTick is how often a flood that has a rate goes on.
-	floodTick = 250 * time.Microsecond
-	// backlog bounds what is made up for after the machine was busy.
-	backlog = 20 * time.Millisecond
+	// floodBurst is how many frames are sent without a look at whether there is room, floodPause the wait when there is not:
+	// far less than the device needs for what waits in its queue.
+	floodBurst = 64
+	floodPause = 20 * time.Microsecond
 	// pingEvery is the pace of pings, pingLimit when one is lost.
 	pingEvery = 2 * time.Millisecond
 	pingLimit = 250 * time.Millisecond
 	numberAt  = 42 // behind the UDP header
 )
 
-// Nice is the priority of a flood's thread: on a machine with little to spare the other end must not be what is slow.
-const Nice = -15
+// Prefer has a thread, 0 for the calling one, run before all usual ones: on a machine with little to spare the other end
+// must not be what is slow.
+func Prefer(thread int) error {
+	return unix.SchedSetAttr(thread, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0)
+}
 
 // Flood is one flow of frames into a device.
 type Flood struct {
 	fd      int
+	cpus    unix.CPUSet
 	stop    atomic.Bool
 	done    sync.WaitGroup
-	rate    atomic.Int64 // frames a second; 0: as many as it can
 	offered uint64
 	took    time.Duration
 }
 
-// StartFlood sends frames of one flow to a NIC, pps a second, or as many as it can where pps is 0.
-func StartFlood(device string, mac net.HardwareAddr, pps int) (*Flood, error) {
+// StartFlood sends frames of one flow to a NIC without a pause, from one of cpus.
+func StartFlood(device string, mac net.HardwareAddr, cpus unix.CPUSet) (*Flood, error) {
 	fd, frame, err := bound(device, mac, 0)
 	if err != nil {
 		return nil, err
 	}
-	f := &Flood{fd: fd}
-	f.rate.Store(int64(pps))
+	f := &Flood{fd: fd, cpus: cpus}
 	f.done.Go(func() { f.send(frame) })
 	return f, nil
 }
@@ -73,32 +75,22 @@ func bound(device string, mac net.HardwareAddr, protocol uint16) (fd int, frame 
 
 func (f *Flood) send(frame []byte) {
 	runtime.LockOSThread() // for ever: the thread ends with this goroutine, and its priority with it
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), Nice)
+	_, _ = Prefer(0), unix.SchedSetaffinity(0, &f.cpus)
 	start := time.Now()
-	last, due := start, 0.0
 	for !f.stop.Load() {
-		n, pps := 64, f.rate.Load()
-		if pps > 0 {
-			now := time.Now()
-			due += float64(pps) * min(now.Sub(last), backlog).Seconds()
-			last = now
-			n = int(due)
-			due -= float64(n)
-		}
-		for range n {
+		full := false
+		for range floodBurst {
 			f.offered++
 			binary.BigEndian.PutUint64(frame[numberAt:], f.offered)
-			_, _ = unix.Write(f.fd, frame) // a full device drops frames, as a wire would
+			_, err := unix.Write(f.fd, frame)
+			full = err != nil // the device drops the frame, as a wire would
 		}
-		if pps > 0 {
-			time.Sleep(floodTick)
+		if full {
+			nap(floodPause)
 		}
 	}
 	f.took = time.Since(start)
 }
-
-// Scale changes the rate of a flood that has one.
-func (f *Flood) Scale(by float64) { f.rate.Store(int64(float64(f.rate.Load()) * by)) }
 
 // Stop ends the flood and returns how many frames it has offered in what time.
 func (f *Flood) Stop() (offered uint64, took time.Duration) {
@@ -142,6 +134,8 @@ func StartPinger(device string, mac net.HardwareAddr) (*Pinger, error) {
 }
 
 func (p *Pinger) ping(frame []byte) {
+	runtime.LockOSThread() // for ever, as in send
+	_ = Prefer(0)
 	for seq := uint32(1); !p.stop.Load(); seq++ {
 		binary.BigEndian.PutUint32(frame[numberAt:], seq)
 		start := time.Now()
@@ -150,8 +144,14 @@ func (p *Pinger) ping(frame []byte) {
 		} else {
 			p.lost++
 		}
-		time.Sleep(time.Until(start.Add(pingEvery)))
+		nap(time.Until(start.Add(pingEvery)))
 	}
+}
+
+// nap sleeps. The runtime's Sleep is ended by another thread, which has no priority.
+func nap(d time.Duration) {
+	t := unix.NsecToTimespec(max(0, d.Nanoseconds()))
+	_ = unix.Nanosleep(&t, nil)
 }
 
 // back waits for a frame.
