@@ -46,7 +46,7 @@ func TestHandedSocketsAreBound(t *testing.T) {
 
 func TestEachOpenIsToldWithItsOutcome(t *testing.T) {
 	n := handofftest.New(t)
-	var outcomes []string
+	told := make(chan string, 10)
 	n.Server.OnOpen = func(pool string, took time.Duration, refused *wire.Error) {
 		outcome := pool
 		if refused != nil {
@@ -55,7 +55,7 @@ func TestEachOpenIsToldWithItsOutcome(t *testing.T) {
 		if took <= 0 {
 			t.Errorf("%s took %v", outcome, took)
 		}
-		outcomes = append(outcomes, outcome)
+		told <- outcome
 	}
 	p := n.NewPod("a")
 	p.Add(handofftest.DefaultSettings, 0, 1)
@@ -71,6 +71,7 @@ func TestEachOpenIsToldWithItsOutcome(t *testing.T) {
 		t.Fatalf("JOIN was answered with %+v", m)
 	}
 	joined.open(1)
+	outcomes := []string{<-told, <-told, <-told, <-told}
 	if want := []string{"fast no_umem", "fast", "fast no_device", "fast"}; !slices.Equal(outcomes, want) {
 		t.Errorf("told of %q, want %q", outcomes, want)
 	}
