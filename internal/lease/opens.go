@@ -241,6 +241,7 @@ func (m *Manager) takeIn(n *nic, l *lease, socket *xsk.Socket, revoke func(reaso
 		return err
 	}
 	l.open = &open{socket, revoke}
+	m.prime(l)
 	return nil
 }
 

@@ -25,6 +25,14 @@ var portRings = xsk.RingSizes{Fill: 64, Completion: 64, RX: 64, TX: 64}
 // bind makes a bound socket that no XDP program knows yet. One that the kernel is still releasing is waited for.
 func bind(tb testing.TB, ifindex, queue int) *port {
 	tb.Helper()
+	p := bindEmpty(tb, ifindex, queue)
+	p.fill()
+	return p
+}
+
+// bindEmpty leaves the fill ring empty.
+func bindEmpty(tb testing.TB, ifindex, queue int) *port {
+	tb.Helper()
 	p := &port{tb: tb}
 	tb.Cleanup(p.close)
 	var err error
@@ -48,10 +56,13 @@ func bind(tb testing.TB, ifindex, queue int) *port {
 		tb.Fatal(err)
 	}
 	p.frames = xsk.NewFrames(p.umem.Config, 0, 64)
+	return p
+}
+
+func (p *port) fill() {
 	addrs := make([]uint64, 32)
 	p.frames.Get(addrs)
 	p.rings.Fill.Refill(addrs)
-	return p
 }
 
 // close ends the process: its descriptor and its mappings go.

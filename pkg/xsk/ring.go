@@ -41,6 +41,9 @@ func (r *producer[T]) NeedsWakeup() bool { return atomic.LoadUint32(r.flags)&nee
 // Pending returns how many submitted entries the kernel has not taken yet.
 func (r *producer[T]) Pending() int { return int(r.submitted - atomic.LoadUint32(r.consumer)) }
 
+// Taken returns how many entries the kernel has taken since the ring was made, modulo 2^32.
+func (r *producer[T]) Taken() uint32 { return atomic.LoadUint32(r.consumer) }
+
 // Size returns the ring's number of entries.
 func (r *producer[T]) Size() int { return len(r.entries) }
 
