@@ -93,14 +93,14 @@ func build(ctx context.Context, dir string) (p programs, err error) {
 	return p, nil
 }
 
-// writeInitramfs writes what a kernel boots into.
-func writeInitramfs(path string, k kernel, p programs) error {
+// taskOf is what the guest with a kernel is to do.
+func taskOf(k kernel) report.Task {
 	// Kernels before 6.4 cannot map the rings of a bound socket: there the agent must refuse, and say so.
 	task := report.Task{Kernel: k.class, Queues: queues, Agent: k.class == "6.1"}
 	for _, c := range cards {
 		task.NICs = append(task.NICs, c.NIC)
 	}
-	return writeInitramfsFor(task, path, k, p)
+	return task
 }
 
 // writeInitramfsFor writes what a kernel boots into for a task.

@@ -61,14 +61,17 @@ func igb(id, fds, mac string) []string {
 type machine struct {
 	kernel  kernel
 	number  int // tells the names of the devices of machines apart
+	cpus    int
 	ports   map[string]*traffic.Port
 	files   []*os.File
 	console string // file with what the kernel said
 }
 
 // newMachine makes the taps of a machine.
-func newMachine(k kernel, number int, dir string) (_ *machine, err error) {
-	m := &machine{kernel: k, number: number, ports: make(map[string]*traffic.Port), console: filepath.Join(dir, "console")}
+func newMachine(k kernel, number, cpus int, dir string) (_ *machine, err error) {
+	m := &machine{
+		kernel: k, number: number, cpus: cpus, ports: make(map[string]*traffic.Port), console: filepath.Join(dir, "console"),
+	}
 	defer func() {
 		if err != nil {
 			m.close()
@@ -110,7 +113,7 @@ func (m *machine) port(nic string) *traffic.Port {
 
 func (m *machine) command(ctx context.Context, initramfs string) *exec.Cmd {
 	args := []string{
-		"-M", "q35", "-accel", "tcg,thread=single", "-cpu", "max", "-smp", "1", "-m", memory,
+		"-M", "q35", "-accel", "tcg,thread=single", "-cpu", "max", "-smp", fmt.Sprint(m.cpus), "-m", memory,
 		"-display", "none", "-no-reboot", "-nodefaults",
 		"-serial", "file:" + m.console, "-serial", "stdio",
 		"-kernel", filepath.Join(m.kernel.dir, "vmlinuz"), "-initrd", initramfs,

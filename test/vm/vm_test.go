@@ -59,7 +59,15 @@ func TestKernelsAndDriversAreAsTheMatrixSays(t *testing.T) {
 				t.Parallel()
 				slots <- struct{}{}
 				defer func() { <-slots }()
-				got := boot(t, k, i, p)
+				got := boot(t, k, i, 1, taskOf(k), p)
+				if class == "newest" {
+					// A thread can be pinned only where there is another CPU.
+					task := report.Task{
+						Kernel: class, Queues: queues, NICs: []report.NIC{cards[0].NIC},
+						Once: []string{report.ModePinned, report.ModeHandoff},
+					}
+					got = append(got, boot(t, k, len(classes), 2, task, p)...)
+				}
 				mu.Lock()
 				rows = append(rows, got...)
 				mu.Unlock()
@@ -75,15 +83,15 @@ func TestKernelsAndDriversAreAsTheMatrixSays(t *testing.T) {
 	}
 }
 
-// boot runs a machine with a kernel and returns what its guest found.
-func boot(t *testing.T, k kernel, number int, p programs) []report.Row {
+// boot runs a machine with a kernel and so many CPUs, and returns what its guest found.
+func boot(t *testing.T, k kernel, number, cpus int, task report.Task, p programs) []report.Row {
 	t.Helper()
 	dir := t.TempDir()
 	image := filepath.Join(dir, "initramfs")
-	if err := writeInitramfs(image, k, p); err != nil {
+	if err := writeInitramfsFor(task, image, k, p); err != nil {
 		t.Fatal(err)
 	}
-	m, err := newMachine(k, number, dir)
+	m, err := newMachine(k, number, cpus, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +126,7 @@ func sortRows(rows []report.Row) {
 	for _, c := range cards {
 		drivers = append(drivers, c.Name)
 	}
-	modes := []string{report.ModeInterrupts, report.ModeBusyPoll, report.ModeNoKick, report.ModeThreaded}
+	modes := []string{report.ModeInterrupts, report.ModeBusyPoll, report.ModeNoKick, report.ModeThreaded, report.ModePinned, report.ModeHandoff}
 	key := func(r report.Row) [3]int {
 		return [3]int{slices.Index(classes, r.Kernel), slices.Index(drivers, r.Driver), slices.Index(modes, r.Mode)}
 	}

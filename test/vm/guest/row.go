@@ -21,6 +21,7 @@ type mode struct {
 	budget   int
 	noKick   bool
 	threaded bool
+	cpus     netdev.CPUs // of the thread; empty: any
 }
 
 var modes = []mode{
@@ -94,7 +95,7 @@ func (t *tester) activate(n *nic, m mode, queues []int) (release func() error, e
 	settings := lease.Settings{
 		Pool: "test", ZeroCopy: lease.ZeroCopyAuto, NeedWakeup: true, CountUnclaimed: true,
 		BusyPollBudget: m.budget, BusyPollTimeout: busypoll.DefaultTimeout,
-		DeferHardIRQs: deferHardIRQs, GROFlushTimeout: groFlushTimeout,
+		DeferHardIRQs: deferHardIRQs, GROFlushTimeout: groFlushTimeout, Threaded: m.threaded, ThreadCPUs: m.cpus,
 		MaxUMEM: 64 << 20, MaxFrames: 1 << 14, MaxRingSize: 4096,
 	}
 	if n.Copy {
@@ -201,12 +202,8 @@ func (t *tester) leased(n *nic, m mode, row *report.Row) (err error) {
 	if err := t.leases.Retune(); err != nil {
 		return err
 	}
-	if m.threaded {
-		undo, err := t.thread(n)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, undo()) }()
+	if missing := grants[0].Tuning.Missing; missing != "" {
+		return t.refusal(n, missing)
 	}
 	q := s.queues[0]
 	if err := t.napis(n, row); err != nil {
@@ -268,28 +265,18 @@ func (t *tester) napis(n *nic, row *report.Row) error {
 	return nil
 }
 
-// thread has kernel threads poll the NAPIs of the leased queue.
-func (t *tester) thread(n *nic) (undo func() error, err error) {
+// refusal says why the leased queue cannot have settings of its own.
+func (t *tester) refusal(n *nic, missing string) error {
 	var row report.Row
 	if err := t.napis(n, &row); err != nil {
-		return nil, err
+		return err
 	}
+	why := "the kernel does not have it by NAPI"
 	switch {
 	case !row.NAPI.Told:
-		return nil, fmt.Errorf("threaded NAPI of one queue: %w: the kernel does not tell which NAPI a queue has", netdev.ErrUnsupported)
+		why = "the kernel does not tell which NAPI a queue has"
 	case !row.NAPI.Linked:
-		return nil, fmt.Errorf("threaded NAPI of one queue: %w: the driver links the queue to no NAPI", netdev.ErrUnsupported)
+		why = "the driver links the queue to no NAPI"
 	}
-	set := func(mode netdev.ThreadedMode) error {
-		for _, id := range []uint32{row.NAPI.RX, row.NAPI.TX} {
-			if id == 0 {
-				continue // the tx NAPI of virtio-net has no id
-			}
-			if err := t.nics.SetNAPI(id, netdev.NAPISettings{Threaded: &mode}); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	return func() error { return set(netdev.ThreadedOff) }, set(netdev.ThreadedOn)
+	return fmt.Errorf("%s of one queue: %w: %s", missing, netdev.ErrUnsupported, why)
 }

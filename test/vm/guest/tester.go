@@ -115,6 +115,18 @@ func (t *tester) testNIC(want report.NIC) error {
 	if err := t.probe(n, &base); err != nil {
 		return fmt.Errorf("find out what it can: %w", err)
 	}
+	for _, m := range t.task.Once {
+		row := base
+		row.Mode = m
+		t.tag++
+		if err := t.once(n, m, &row); err != nil {
+			row.Refusal = err.Error()
+		}
+		t.tell(report.Message{Row: &row, Tag: t.tag, NIC: n.Name})
+	}
+	if t.task.Once != nil {
+		return nil
+	}
 	for _, m := range modes {
 		row := base
 		row.Mode = m.name

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 )
@@ -68,6 +69,42 @@ type Row struct {
 	TX         TX          `json:"tx"`
 	Interrupts *Interrupts `json:"interrupts,omitempty"` // nil: the driver has none
 	Loop       Loop        `json:"loop"`
+	Polls      *Polls      `json:"polls,omitempty"`
+	Pin        *Pin        `json:"pin,omitempty"`     // of the mode that pins
+	Handoff    *Handoff    `json:"handoff,omitempty"` // of the mode that goes through the agent's socket
+}
+
+// Polls are the packets that the poll functions of all NAPIs took in (tracepoint napi:napi_poll) while interrupts were
+// counted, by who called them.
+type Polls struct {
+	SoftIRQ uint64 `json:"softIRQ"` // by interrupts and timers, for all queues of the NIC
+	Loop    uint64 `json:"loop"`    // the loop's thread, in its system calls
+	Others  uint64 `json:"others"`  // other threads, as those of NAPIs
+	// LoopAgrees says that the loop's own figure, Loop.Polled, is no less than Loop and no more than with SoftIRQ: a poll that
+	// has used up its budget has the kernel go on in a softirq, in the same system call.
+	LoopAgrees bool `json:"loopAgrees"`
+}
+
+// Compare holds the loop's own figure against the kernel's.
+func (p *Polls) Compare(polled uint64) { p.LoopAgrees = p.Loop <= polled && polled <= p.Loop+p.SoftIRQ }
+
+// Pin is on which CPUs the thread of the leased queue's NAPI may run.
+type Pin struct {
+	Unpinned  string `json:"unpinned"`  // by default
+	Before    string `json:"before"`    // as the operator has it
+	During    string `json:"during"`    // the lease
+	Other     string `json:"other"`     // meanwhile, the thread of another queue, which the operator has pinned too
+	AfterFlap string `json:"afterFlap"` // after the link was down and up, during the lease
+	After     string `json:"after"`     // the lease
+	Unmet     string `json:"unmet"`     // what the lease says that it does not have
+}
+
+// Handoff is what the client says of its queue later.
+type Handoff struct {
+	TurnedOff     BusyPoll `json:"turnedOff"` // when the pod has turned the socket's options off
+	Down          BusyPoll `json:"down"`      // while the NIC is down
+	UpAgain       BusyPoll `json:"upAgain"`
+	ReceivedAgain uint64   `json:"receivedAgain"` // packets, after that
 }
 
 // NAPI is how queue and socket are linked to NAPIs, under load.
@@ -134,21 +171,33 @@ type RX struct {
 type TX struct {
 	Kick string `json:"kick"` // what starts transmission: "socket", "second socket", or "none"
 	Sent int    `json:"sent"`
-	// Completed is the least that came back of any burst within two seconds.
+	// Completed is the least that came back of any burst, within two seconds.
 	Completed int `json:"completed"`
 	// AfterPoll is what came back of a burst that had stalled, after one poll(2) on its socket.
 	AfterPoll *int `json:"afterPoll,omitempty"`
-	// Fastest and Slowest are how long a whole burst took, in ms; absent when none came back whole.
+	// Fastest, Median and Slowest are how long a whole burst took by the guest's clock, in ms; absent when one did not come
+	// back whole.
 	Fastest *float64 `json:"fastestMs,omitempty"`
+	Median  *float64 `json:"medianMs,omitempty"`
 	Slowest *float64 `json:"slowestMs,omitempty"`
-	// Within100ms says that the fastest did it in that time. Under emulation with two machines on two shared cores the
-	// slowest proves nothing.
+	// Within100ms says that half of the bursts did it in that time. Of the others it proves nothing that one takes longer:
+	// two machines share two cores with whatever else runs there, and one that is not run for a while does not know it.
 	Within100ms bool `json:"within100ms"`
 	// Frames and Arrived are how many frames were sent in all, and how many of them the other end saw.
 	Frames  int `json:"frames"`
 	Arrived int `json:"arrived"`
 	// Lost says that Arrived is less.
 	Lost bool `json:"lost"`
+}
+
+// Time notes how long each burst took that came back whole, in ms. The slice is sorted.
+func (t *TX) Time(took []float64) {
+	if len(took) == 0 {
+		return
+	}
+	slices.Sort(took)
+	t.Fastest, t.Median, t.Slowest = &took[0], &took[len(took)/2], &took[len(took)-1]
+	t.Within100ms = *t.Median <= 100
 }
 
 // Count notes how many frames the other end saw.
@@ -168,6 +217,10 @@ type Loop struct {
 	RXCalls        uint64  `json:"rxCalls"`
 	Sleeps         uint64  `json:"sleeps"`
 	CallsPerPacket float64 `json:"rxCallsPerPacket"`
+	// Received are the descriptors that came in, Polled those of them that came by the loop's own polls.
+	Received      uint64  `json:"received"`
+	Polled        uint64  `json:"polled"`
+	PolledPercent float64 `json:"polledPercent"`
 }
 
 // Write writes a message.

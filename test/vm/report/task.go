@@ -14,6 +14,8 @@ type Task struct {
 	Kernel string `json:"kernel"` // class
 	NICs   []NIC  `json:"nics"`
 	Queues int    `json:"queues"`
+	// Once are modes that the first NIC goes through, instead of all NICs through the others.
+	Once []string `json:"once,omitempty"`
 	// Agent wants the node agent started, which must refuse.
 	Agent bool `json:"agent"`
 	// Bench wants measurements of the first NIC, and nothing else.
@@ -35,6 +37,10 @@ const (
 	// ModeNoKick is busy polling without the second socket that starts transmission.
 	ModeNoKick   = "busy-poll, no kick socket"
 	ModeThreaded = "threaded NAPI"
+	// ModePinned is a kernel thread on a CPU of choice; it takes a machine with two.
+	ModePinned = "threaded NAPI, pinned"
+	// ModeHandoff is busy polling by way of the agent's socket and the client library.
+	ModeHandoff = "handoff"
 	// ModeAgent is the node agent's start.
 	ModeAgent = "agent"
 )
