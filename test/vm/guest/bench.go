@@ -257,6 +257,17 @@ func (t *tester) benchMode(n *nic, c report.BenchCase, q *benchQueue, loop *busy
 	if err != nil {
 		return err
 	}
+	if napi.PID != 0 && !c.Threaded {
+		// A lease that ends while the driver has the NAPI away may leave it its thread.
+		off := netdev.ThreadedOff
+		if err := t.nics.SetNAPI(row.NAPI.RX, netdev.NAPISettings{Threaded: &off}); err != nil {
+			return err
+		}
+		run.LeftThreaded = true
+		if napi, err = t.nics.NAPI(row.NAPI.RX); err != nil {
+			return err
+		}
+	}
 	q.thread = napi.PID
 	if threaded := napi.PID != 0; threaded != c.Threaded {
 		return fmt.Errorf("whether the NAPI has a thread: %v, want %v", threaded, c.Threaded)
