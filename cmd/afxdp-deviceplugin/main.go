@@ -70,7 +70,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 		irqDir      = flags.String("irq-dir", "/proc/irq", "where the affinity of interrupts can be set (busyPoll.irqCPUs); in a container /proc/irq is read-only")
 		httpAddress = flags.String("http-address", "127.0.0.1:9417", "address of /healthz, /readyz, /statusz (devices, leases, losses) and /metrics; empty: not served")
 		metricsAddr = flags.String("metrics-address", "", "address that serves /metrics alone, for a Prometheus on another node; empty: none")
-		cniConfDir  = flags.String("cni-conf-dir", "", "the container runtime's CNI configuration directory (/etc/cni/net.d): afxdp-cni is added to the first list there and kept in it; empty: not")
+		cniConfDir  = flags.String("cni-conf-dir", "", "the container runtime's CNI configuration directory (/etc/cni/net.d); empty: not touched")
+		cniChain    = flags.Bool("cni-chain", true, "add afxdp-cni to the first list in --cni-conf-dir and keep it there; false: take out what an agent has added")
 		cniBinDir   = flags.String("cni-bin-dir", "", "directory in which the container runtime looks for CNI plugins (/opt/cni/bin)")
 		cniCacheDir = flags.String("cni-cache-dir", "/var/lib/cni", "where libcni and Multus remember pods' networks: an uninstallation leaves afxdp-cni where a pod needs it for its end")
 		nodeName    = flags.String("node-name", os.Getenv("NODE_NAME"), "name of this node at the API server, default $NODE_NAME; empty: no API server is used, for neither Events nor an uninstallation")
@@ -121,7 +122,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	a, err := agent.New(agent.Config{
 		ConfigFile: *file,
 		Pools:      pools, KubeletRoot: *kubeletRoot, RunDir: *runDir, PinDir: *pinDir, IRQDir: *irqDir, HTTPAddress: *httpAddress, MetricsAddress: *metricsAddr,
-		CNIConfDir: *cniConfDir, CNIBinDir: *cniBinDir, CNICacheDir: *cniCacheDir, Node: node, PodUID: *podUID,
+		CNIConfDir: *cniConfDir, Chain: *cniChain, CNIBinDir: *cniBinDir, CNICacheDir: *cniCacheDir, Node: node, PodUID: *podUID,
 		Version: buildVersion(), Log: log,
 	})
 	if err != nil {

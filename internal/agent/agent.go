@@ -40,7 +40,8 @@ type Config struct {
 	HTTPAddress string // of /healthz, /readyz, /statusz and /metrics; empty: not served
 	// MetricsAddress is where /metrics is served beside that; empty: nowhere.
 	MetricsAddress string
-	CNIConfDir     string // where the CNI plugin is kept in the first configuration list; empty: it is not
+	CNIConfDir     string // the runtime's network configuration; empty: not touched
+	Chain          bool   // keep the CNI plugin in the first list there; else an agent's entry is taken out
 	CNIBinDir      string // where the plugin is installed; needed with CNIConfDir. An uninstallation removes it from there
 	CNICacheDir    string // /var/lib/cni: tells an uninstallation who needs the plugin still
 	// Node is the way to the API server; nil: there is none, and so neither Events nor an uninstallation.

@@ -55,12 +55,13 @@ const httpAddress, metricsAddress = "127.0.0.1:9417", "127.0.0.1:9418"
 // node is a node with a kubelet, an agent and one NIC of four queues.
 type node struct {
 	*testing.T
-	kubelet *fakekubelet.Kubelet
-	agent   *Agent
-	api     agentapi.AgentClient
-	dir     string
-	cniConf string // empty: the agent does not chain the plugin
-	cniBin  string
+	kubelet   *fakekubelet.Kubelet
+	agent     *Agent
+	api       agentapi.AgentClient
+	dir       string
+	cniConf   string // empty: the agent does not chain the plugin
+	unchained bool   // with a configuration directory, but not to chain
+	cniBin    string
 	// With client the agent has an API server, where it runs in a pod.
 	client   *fake.Clientset
 	cniCache string
@@ -135,7 +136,7 @@ func (n *node) start(yaml string) {
 	n.agent, err = New(Config{
 		ConfigFile: n.configFile(),
 		Pools:      pools, KubeletRoot: filepath.Join(n.dir, "kubelet"), RunDir: filepath.Join(n.dir, "afxdp"),
-		PinDir: "/sys/fs/bpf/afxdp", HTTPAddress: httpAddress, MetricsAddress: metricsAddress, CNIConfDir: n.cniConf, CNIBinDir: n.cniBin,
+		PinDir: "/sys/fs/bpf/afxdp", HTTPAddress: httpAddress, MetricsAddress: metricsAddress, CNIConfDir: n.cniConf, Chain: !n.unchained, CNIBinDir: n.cniBin,
 		CNICacheDir: n.cniCache, Node: api, PodUID: agentUID, Version: "test", Log: log,
 	})
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 // chainWait is between two looks at whether the agent and kubelet are there for pods.
 const chainWait = 200 * time.Millisecond
 
-// newChain makes what keeps the CNI plugin in the node's network configuration, nil without a directory for it.
+// newChain makes what keeps the CNI plugin in the node's network configuration, nil where it is not wanted.
 func newChain(c Config) *conflist.Keeper {
-	if c.CNIConfDir == "" {
+	if c.CNIConfDir == "" || !c.Chain {
 		return nil
 	}
 	return conflist.New(conflist.Config{
@@ -32,6 +32,7 @@ func newChain(c Config) *conflist.Keeper {
 // will look for it: with a wrong root directory the plugin could not tell which pods have devices and would refuse all.
 func (a *Agent) keepChained(ctx context.Context) error {
 	if a.chain == nil {
+		a.unchainOwn()
 		return nil
 	}
 	ticker := time.NewTicker(chainWait)
@@ -45,6 +46,16 @@ func (a *Agent) keepChained(ctx context.Context) error {
 	}
 	a.chain.Keep(ctx)
 	return nil
+}
+
+// unchainOwn takes out what an agent has put in that was to chain.
+func (a *Agent) unchainOwn() {
+	if a.config.CNIConfDir == "" {
+		return
+	}
+	if err := conflist.RemoveOwn(a.config.CNIConfDir); err != nil {
+		a.log.Error("take the CNI plugin out of the chain", "error", err)
+	}
 }
 
 func (a *Agent) kubeletAnswers(ctx context.Context) bool {

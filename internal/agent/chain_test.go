@@ -67,6 +67,11 @@ func TestCNIPluginIsChainedWhenTheAgentServesAndStaysWithoutIt(t *testing.T) {
 	if read() != chained {
 		t.Error("the entry went with the agent")
 	}
+	n.unchained = true
+	n.start(poolsYAML)
+	n.wait("the entry of an agent that was to chain is taken out", func() bool { return read() == mainList })
+	n.stop()
+	n.unchained = false
 	n.start(poolsYAML)
 	n.wait("the plugin is found chained", func() bool { return n.statusz().CNI.Chained })
 	if err := n.agent.chain.Remove(); err != nil || read() != mainList {

@@ -203,8 +203,12 @@ func (u *uninstallation) unchain() {
 	if u.config.CNIConfDir == "" {
 		return
 	}
+	remove := conflist.RemoveOwn // an operator who chains it by hand
+	if u.config.Chain {
+		remove = conflist.Remove
+	}
 	u.did(fmt.Sprintf("%s was taken out of the network configurations in %s", install.PluginName, u.config.CNIConfDir),
-		conflist.Remove(u.config.CNIConfDir))
+		remove(u.config.CNIConfDir))
 }
 
 // endLeases ends all leases, puts the NICs back and removes journal and pins.

@@ -394,7 +394,7 @@ func tellStory() int {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	a, err := New(Config{
 		Pools: pools, KubeletRoot: f[1] + "/kubelet", RunDir: f[1] + "/afxdp", PinDir: "/sys/fs/bpf/afxdp", Version: "test", Log: log,
-		CNIConfDir: f[2], CNIBinDir: f[3], CNICacheDir: f[4], Node: kube.NewNode(ctx, api, nodeName, log), PodUID: agentUID,
+		CNIConfDir: f[2], Chain: true, CNIBinDir: f[3], CNICacheDir: f[4], Node: kube.NewNode(ctx, api, nodeName, log), PodUID: agentUID,
 		fault: func(step string) {
 			if step == f[0] {
 				_ = unix.Kill(os.Getpid(), unix.SIGKILL)

@@ -16,7 +16,13 @@ import (
 // Files of any name are looked at: a main network renames what it replaces, and may rename it back. It succeeds where
 // nothing is left to do. The error names each file that still calls the plugin, for which its binary has to stay, and
 // why.
-func Remove(dir string) error {
+func Remove(dir string) error { return remove(dir, false) }
+
+// RemoveOwn takes the plugin out of the configuration lists in a directory that have it just as a Keeper writes it. An entry
+// with anything else in it, or at another place, is somebody else's, and stays.
+func RemoveOwn(dir string) error { return remove(dir, true) }
+
+func remove(dir string, own bool) error {
 	if err := sweep(dir); err != nil {
 		return fmt.Errorf("remove unfinished CNI configurations: %w", err)
 	}
@@ -30,19 +36,19 @@ func Remove(dir string) error {
 	var errs []error
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		if err := removeFrom(path); err != nil {
+		if err := removeFrom(path, own); err != nil {
 			errs = append(errs, fmt.Errorf("take %s out of %s: %w", cni.Type, path, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func removeFrom(path string) error {
+func removeFrom(path string, own bool) error {
 	for {
 		f, err := readFile(path)
 		switch {
 		case errors.Is(err, errLink):
-			if text, readErr := os.ReadFile(path); readErr == nil && named(text) {
+			if text, readErr := os.ReadFile(path); readErr == nil && named(text) && !own {
 				return err
 			}
 			return nil
@@ -51,25 +57,25 @@ func removeFrom(path string) error {
 		case err != nil:
 			return err
 		}
-		if err := f.remove(); !errors.Is(err, errChanged) {
+		if err := f.remove(own); !errors.Is(err, errChanged) {
 			return err
 		}
 	}
 }
 
-// remove takes the plugin out of the file, if it is there.
-func (f *file) remove() error {
+// remove takes the plugin out of the file, if it is there, or if own is set, only an entry of a Keeper's.
+func (f *file) remove(own bool) error {
 	if !named(f.text) {
 		return nil
 	}
 	l, err := parseList(f.text)
 	if err != nil {
-		if !slices.Contains(suffixes(), filepath.Ext(f.path)) {
+		if own || !slices.Contains(suffixes(), filepath.Ext(f.path)) {
 			return nil
 		}
 		return fmt.Errorf("it names the plugin, but not in a configuration list: %w", err)
 	}
-	if l.find() < 0 {
+	if l.find() < 0 || own && !l.ours() {
 		return nil
 	}
 	for i := l.find(); i >= 0; i = l.find() {

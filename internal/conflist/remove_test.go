@@ -59,3 +59,23 @@ func TestRemoveNamesWhatStillCallsThePlugin(t *testing.T) {
 	}
 	r.want(files)
 }
+
+func TestRemoveOwnLeavesWhatOthersWrote(t *testing.T) {
+	r := newRig(t)
+	plain := conflist("a", "1.0.0")
+	r.write("10-a.conflist", plain)
+	r.look(time.Now())
+	others := map[string]string{
+		"20-more.conflist":  conflist("b", "1.0.0", `{"type": "afxdp-cni", "timeout": "5s"}`),
+		"30-place.conflist": conflist("c", "1.0.0", `{"type": "afxdp-cni"}`, `{"type": "mesh"}`),
+		"40-torn.conflist":  `{"name": "a", "plugins": [{"type": "afxdp-cni"`,
+	}
+	for name, text := range others {
+		r.write(name, text)
+	}
+	if err := RemoveOwn(r.dir); err != nil {
+		t.Fatal(err)
+	}
+	others["10-a.conflist"] = plain
+	r.want(others)
+}
