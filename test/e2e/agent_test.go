@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,17 +36,18 @@ func kubeletRestart(t *testing.T, c *cluster) {
 	n := c.workers[0]
 	s.start(t, pod{name: "before", node: n, queues: 1, args: []string{"hold"}})
 	before := s.opened(t, "before")
+	n.do(t, "systemctl", "stop", "kubelet")
+	time.Sleep(time.Second) // in which the node's status has its times: what is as young as the start is the new kubelet's
 	start := time.Now()
-	n.do(t, "systemctl", "restart", "kubelet")
-	restarted := time.Now()
+	n.do(t, "systemctl", "start", "kubelet")
 	eventually(t, slack*kubeletLimit, "the new kubelet has the devices", func(ctx context.Context) error {
 		object, err := c.kube.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		for _, condition := range object.Status.Conditions {
-			// What the node's status says is the old kubelet's until the new one has written it.
-			if condition.Type == corev1.NodeReady && (condition.LastHeartbeatTime.Time.Before(start) || condition.Status != corev1.ConditionTrue) {
+			if condition.Type == corev1.NodeReady &&
+				(condition.LastHeartbeatTime.Time.Before(start.Truncate(time.Second)) || condition.Status != corev1.ConditionTrue) {
 				return fmt.Errorf("the node is not ready: %s at %v", condition.Reason, condition.LastHeartbeatTime)
 			}
 		}
@@ -54,7 +56,7 @@ func kubeletRestart(t *testing.T, c *cluster) {
 		}
 		return nil
 	})
-	took := time.Since(restarted).Round(time.Millisecond)
+	took := time.Since(start).Round(time.Millisecond)
 	t.Logf("all devices were allocatable again %v after kubelet's start (bound: %v)", took, kubeletLimit)
 	// It gives out those that are free, and the pod that has one goes on.
 	s.start(t, pod{name: "after", node: n, queues: queues - 1, args: []string{"hold"}})
@@ -184,6 +186,7 @@ func agentDown(t *testing.T, c *cluster) {
 		}
 		return nil
 	})
+	c.offers(t, n, pool, 0) // until the scheduler hears of it, kubelet would reject the pods that it sends
 	// A pod whose sandbox is gone gets another one, for which the CNI plugin needs the agent; kubelet does not ask for
 	// devices again.
 	n.sh(t, "crictl stopp $(crictl pods --quiet --namespace "+s.name+" --name held)")
@@ -230,21 +233,56 @@ func agentDown(t *testing.T, c *cluster) {
 
 // hurry has kubelet look at the agents' pods now, and so write a changed ConfigMap into them; by itself it does within
 // about a minute.
-func (c *cluster) hurry(t *testing.T) {
-	t.Helper()
-	ctx, cancel := background(time.Minute)
-	defer cancel()
+func (c *cluster) hurry(ctx context.Context) error {
 	for _, n := range c.workers {
 		p, err := c.agent(ctx, n)
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
-		patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, prefix+"/look", strconv.FormatInt(time.Now().UnixNano(), 10))
+		patch := fmt.Sprintf(`{"metadata": {"annotations": {%q: %q}}}`, prefix+"/look", strconv.FormatInt(time.Now().UnixNano(), 10))
 		_, err = c.kube.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 	}
+	return nil
+}
+
+var errDiffers = errors.New("not yet")
+
+const (
+	reloadLimit   = 3 * time.Minute
+	hurryInterval = 2 * time.Second
+)
+
+// written waits until a changed ConfigMap shows its effect.
+func (c *cluster) written(t *testing.T, what string, ask func(context.Context) error) {
+	t.Helper()
+	var hurried time.Time
+	eventually(t, reloadLimit, what, func(ctx context.Context) error {
+		if time.Since(hurried) > hurryInterval {
+			hurried = time.Now()
+			if err := c.hurry(ctx); err != nil {
+				return err
+			}
+		}
+		return ask(ctx)
+	})
+}
+
+// reloaded waits until the nodes offer so many devices by pool.
+func (c *cluster) reloaded(t *testing.T, want map[string]int64) {
+	t.Helper()
+	c.written(t, "the changed pools are in force", func(ctx context.Context) error {
+		for _, n := range c.workers {
+			for pool, count := range want {
+				if have, _, err := c.allocatable(ctx, n, pool); err != nil || have != count {
+					return fmt.Errorf("node %s offers %d of %s, want %d: %w", n.name, have, pool, count, cmp.Or(err, errDiffers))
+				}
+			}
+		}
+		return nil
+	})
 }
 
 func poolsChanged(t *testing.T, c *cluster) {
@@ -268,11 +306,7 @@ func poolsChanged(t *testing.T, c *cluster) {
 	if err := c.install(values); err != nil {
 		t.Fatal(err)
 	}
-	c.hurry(t)
-	for _, n := range c.workers {
-		c.offers(t, n, pool, 2)
-		c.offers(t, n, "spare", 2)
-	}
+	c.reloaded(t, map[string]int64{pool: 2, "spare": 2})
 	for i, n := range c.workers {
 		if now := c.agentReady(t, n, ""); now.UID != old[i].UID || now.Status.ContainerStatuses[0].RestartCount != old[i].Status.ContainerStatuses[0].RestartCount {
 			t.Errorf("node %s: the agent was started anew for a change of the pools", n.name)
@@ -288,11 +322,14 @@ func poolsChanged(t *testing.T, c *cluster) {
 	if err := c.install(nil); err != nil {
 		t.Fatal(err)
 	}
-	c.hurry(t)
-	for _, n := range c.workers {
-		c.offers(t, n, pool, queues)
-		c.offers(t, n, "spare", 0)
-	}
+	c.written(t, "the pools are as before", func(ctx context.Context) error {
+		for _, n := range c.workers {
+			if healthy, err := c.healthy(ctx, n, pool); err != nil || healthy != queues {
+				return fmt.Errorf("node %s has %d devices: %w", n.name, healthy, cmp.Or(err, errDiffers))
+			}
+		}
+		return nil
+	})
 	c.leases(t, n, 1)
 }
 
@@ -316,6 +353,8 @@ func badPools(t *testing.T, c *cluster) {
 	good := m.Data[configKey]
 	edit := func(text string) {
 		t.Helper()
+		ctx, cancel := background(time.Minute)
+		defer cancel()
 		now, err := c.kube.CoreV1().ConfigMaps(prefix).Get(ctx, m.Name, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -324,17 +363,25 @@ func badPools(t *testing.T, c *cluster) {
 		if _, err := c.kube.CoreV1().ConfigMaps(prefix).Update(ctx, now, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		c.hurry(t)
+	}
+	inForce := func(want float64) {
+		t.Helper()
+		c.written(t, fmt.Sprintf("the agents' metric %s is %v", metricReload, want), func(ctx context.Context) error {
+			for _, n := range c.workers {
+				if have, err := c.scrape(ctx, n, metricReload, nil); err != nil || have != want {
+					return fmt.Errorf("node %s: it is %v: %w", n.name, have, cmp.Or(err, errDiffers))
+				}
+			}
+			return nil
+		})
 	}
 	edit(strings.ReplaceAll(good, "queues: all", "queues: every"))
 	t.Cleanup(func() {
 		edit(good)
-		for _, n := range c.workers {
-			c.metric(t, n, metricReload, nil, 1)
-		}
+		inForce(1)
 	})
+	inForce(0)
 	for _, n := range c.workers {
-		c.metric(t, n, metricReload, nil, 0)
 		c.event(t, "", "Node", n.name, "queues", "every")
 		c.offers(t, n, pool, queues)
 	}

@@ -50,11 +50,10 @@ func (c *cluster) space(t *testing.T, name string, level string) *space {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: s.name, Labels: map[string]string{prefix: "", "pod-security.kubernetes.io/enforce": level},
 	}}
-	ctx, cancel := background(time.Minute)
-	defer cancel()
-	if _, err := c.kube.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, endLimit, "a namespace is made", func(ctx context.Context) error { // one of that name may still be on its way out
+		_, err := c.kube.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{})
+		return err
+	})
 	t.Cleanup(func() {
 		if t.Failed() {
 			c.diagnose(t, s.name)

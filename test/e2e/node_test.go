@@ -115,8 +115,8 @@ const (
 	firstConflist = "ls /etc/cni/net.d/*.conflist | sort | head -n 1"
 )
 
-// snapshot takes one. Of the NIC it has what an administrator sees and sets. A bpffs may stay mounted: see
-// docs/uninstall.md.
+// snapshot takes one. Of the NIC it has what an administrator sees and sets. A bpffs and
+// an empty /run/afxdp may stay: see docs/uninstall.md.
 func (n *node) snapshot(tb testing.TB, nic string) snapshot {
 	tb.Helper()
 	s := snapshot{}
@@ -126,10 +126,12 @@ func (n *node) snapshot(tb testing.TB, nic string) snapshot {
 	lines("CNI configuration", "cd /etc/cni/net.d && find . -type f -exec sha256sum {} + | sort -k2")
 	lines("CNI plugins", "cd /opt/cni/bin && find . -type f -exec sha256sum {} + | sort -k2")
 	s[conflistContents] = n.sh(tb, "cat $("+firstConflist+")")
-	lines("run directory", "find /run/afxdp 2>/dev/null | sort || true")
-	lines("pins", "find /sys/fs/bpf 2>/dev/null | sort || true")
+	lines("run directory", "find /run/afxdp -mindepth 1 2>/dev/null | sort || true")
+	// A bpffs has two files of its own.
+	lines("pins", "find /sys/fs/bpf -mindepth 1 ! -name maps.debug ! -name progs.debug 2>/dev/null | sort || true")
 	lines("kubelet's plugin directory", "find /var/lib/kubelet/device-plugins /var/lib/kubelet/plugins_registry ! -name kubelet_internal_checkpoint | sort")
-	lines("NIC", "ip -d link show dev "+nic+" | sed 's/^[0-9]*: //; s/ if[0-9]*//; s/link-netnsid [0-9]*//'")
+	// Without what is another when the NIC was made anew.
+	lines("NIC", "ip -d link show dev "+nic+" | sed 's/^[0-9]*: //; s/@if[0-9]*:/:/; s/link-netnsid [0-9]*//; s/link.ether [^ ]*/link/'")
 	lines("NIC's features", "ethtool -k "+nic+" || true")
 	lines("NIC's channels", "ethtool -l "+nic+" || true")
 	for _, knob := range []string{"napi_defer_hard_irqs", "gro_flush_timeout", "threaded"} {

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,20 +24,7 @@ func conflistRewritten(t *testing.T, c *cluster) {
 	c.needContainers(t)
 	n := c.workers[0]
 	path := strings.TrimSpace(n.sh(t, firstConflist))
-	chained := n.do(t, "cat", path)
-	if !strings.Contains(chained, "afxdp-cni") {
-		t.Fatalf("%s has no entry of the plugin: %s", path, chained)
-	}
-	// What the main CNI would write: the file as it was before the installation. Without our entry only.
-	original := c.before[0][conflistContents]
-	if original == "" || strings.Contains(original, "afxdp-cni") {
-		t.Fatalf("the configuration before the installation is not known: %q", original)
-	}
-	ctx, cancel := background(time.Minute)
-	defer cancel()
-	if _, err := n.run(ctx, strings.NewReader(original), "sh", "-ec", "cat > "+path+".new && mv "+path+".new "+path); err != nil {
-		t.Fatal(err)
-	}
+	c.rewriteConflist(t, 0)
 	eventually(t, startLimit, "the entry is back", func(ctx context.Context) error {
 		now, err := n.run(ctx, nil, "cat", path)
 		if err == nil && !strings.Contains(now, "afxdp-cni") {
@@ -49,6 +37,21 @@ func conflistRewritten(t *testing.T, c *cluster) {
 	s.opened(t, "hold")
 }
 
+// rewriteConflist has a worker's CNI configuration as the main CNI plugin wrote it before the installation.
+func (c *cluster) rewriteConflist(t *testing.T, worker int) {
+	t.Helper()
+	n, original := c.workers[worker], c.before[worker][conflistContents]
+	path := strings.TrimSpace(n.sh(t, firstConflist))
+	if now := n.do(t, "cat", path); !strings.Contains(now, "afxdp-cni") || strings.Contains(original, "afxdp-cni") {
+		t.Fatalf("%s has no entry of the plugin, or had one before the installation:\n%s", path, now)
+	}
+	ctx, cancel := background(time.Minute)
+	defer cancel()
+	if _, err := n.run(ctx, strings.NewReader(original), "sh", "-ec", "cat > "+path+".new && mv "+path+".new "+path); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func nicLost(t *testing.T, c *cluster) {
 	c.needContainers(t)
 	ctx, cancel := background(2 * time.Minute)
@@ -58,15 +61,12 @@ func nicLost(t *testing.T, c *cluster) {
 	}
 	for _, n := range c.workers {
 		c.offers(t, n, pool, 0)
-		c.event(t, "", "Node", n.name, c.nic)
+		c.event(t, "", "Node", n.name, "NICLost", c.nic)
 	}
 	if err := c.rewire(ctx); err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range c.workers {
-		c.offers(t, n, pool, queues)
-	}
-	twoPodsExchange(t, c)
+	twoPodsExchange(t, c) // on all queues of both NICs
 }
 
 func bpffsMounted(t *testing.T, c *cluster) {
@@ -122,7 +122,7 @@ func nodeRebooted(t *testing.T, c *cluster) {
 	s.sent(t, "send")
 }
 
-// capabilityNeeded is a capability of the agent, and how a pod with queues fares when the agent has not got it.
+// capabilitiesNeeded runs a copy of the agent that lacks one capability, and looks what becomes of a pod with queues.
 func capabilitiesNeeded(t *testing.T, c *cluster) {
 	c.needContainers(t)
 	n := c.workers[0]
@@ -168,27 +168,47 @@ func capabilitiesNeeded(t *testing.T, c *cluster) {
 				a := &space{cluster: c, name: prefix}
 				a.end(t, agent.Name, 1)
 			})
-			s.start(t, pod{name: "hold", node: n, queues: queues, args: []string{"hold"}})
+			why := ""
+			eventually(t, startLimit, "the agent offers devices, or says why not", func(ctx context.Context) (err error) {
+				if why, err = s.agentTrouble(ctx, n); err != nil || why != "" {
+					return err
+				}
+				if healthy, err := s.healthy(ctx, n, pool); err != nil || healthy != queues {
+					return fmt.Errorf("it offers %d: %w", healthy, cmp.Or(err, errDiffers))
+				}
+				return nil
+			})
+			if why == "" {
+				s.start(t, pod{name: "hold", queues: queues, args: []string{"hold"}, change: func(p *corev1.Pod) {
+					p.Spec.NodeName = n.name // the scheduler hears of devices later than kubelet
+				}})
+			}
 			if without == "" {
+				if why != "" {
+					t.Fatal(why)
+				}
 				s.opened(t, "hold")
 				return
 			}
-			eventually(t, startLimit, "what needs the capability fails", func(ctx context.Context) error {
-				why, err := s.whyNot(ctx, n, "hold")
-				if err == nil && why == "" {
-					err = errors.New("the pod has not failed")
+			eventually(t, startLimit, "what needs the capability fails", func(ctx context.Context) (err error) {
+				if why == "" {
+					why, err = s.podTrouble(ctx, "hold")
 				}
-				if err == nil {
-					t.Log(why)
+				if why == "" {
+					why, err = s.agentTrouble(ctx, n)
+				}
+				if err == nil && why == "" {
+					err = errDiffers
 				}
 				return err
 			})
+			t.Log(why)
 		})
 	}
 }
 
-// whyNot tells why a pod with queues cannot work, as the pod, its Events or the agent say; empty: not known yet.
-func (s *space) whyNot(ctx context.Context, n *node, name string) (string, error) {
+// podTrouble tells why a pod with queues cannot work, as it says itself or its Events do; empty: not known yet.
+func (s *space) podTrouble(ctx context.Context, name string) (string, error) {
 	p, err := s.get(ctx, name)
 	if err != nil {
 		return "", err
@@ -204,21 +224,43 @@ func (s *space) whyNot(ctx context.Context, n *node, name string) (string, error
 		return "", err
 	}
 	for _, e := range events.Items {
-		for _, word := range []string{"not permitted", "EPERM", "permission denied"} {
-			if strings.Contains(e.Message, word) {
-				return "an Event: " + e.Message, nil
-			}
+		if denied(e.Message) {
+			return "an Event: " + e.Message, nil
 		}
 	}
-	if a, err := s.agent(ctx, n); err == nil {
-		for _, st := range a.Status.ContainerStatuses {
-			if st.RestartCount > 0 {
-				raw, err := s.kube.CoreV1().Pods(prefix).GetLogs(a.Name, &corev1.PodLogOptions{Previous: true}).DoRaw(ctx)
-				return fmt.Sprintf("the agent: %s", raw), err
-			}
+	return "", nil
+}
+
+// agentTrouble tells why the agent of a node cannot work; empty: not known yet, or it can.
+func (s *space) agentTrouble(ctx context.Context, n *node) (string, error) {
+	a, err := s.agent(ctx, n)
+	if err != nil {
+		return "", err
+	}
+	for _, st := range a.Status.ContainerStatuses {
+		if st.RestartCount == 0 && st.State.Terminated == nil {
+			continue
+		}
+		raw, err := s.kube.CoreV1().Pods(prefix).GetLogs(a.Name, &corev1.PodLogOptions{Previous: st.State.Terminated == nil}).DoRaw(ctx)
+		if err == nil && denied(string(raw)) {
+			return fmt.Sprintf("the agent: %s", raw), nil
 		}
 	}
-	return "", errors.New(describe(p))
+	st, err := s.status(ctx, n)
+	if err != nil {
+		return "", nil // it does not serve yet
+	}
+	for _, d := range st.Devices {
+		if !d.Healthy && denied(d.Reason) {
+			return "the device: " + d.Reason, nil
+		}
+	}
+	return "", nil
+}
+
+// denied reports whether a message tells of a right that is missing.
+func denied(message string) bool {
+	return strings.Contains(message, "not permitted") || strings.Contains(message, "permission denied")
 }
 
 // attachedByDelegate is what a meta plugin such as Multus does: it calls the plugin with the configuration of a
@@ -234,9 +276,7 @@ func attachedByDelegate(t *testing.T, c *cluster) {
 			t.Fatal(err)
 		}
 	}()
-	if conf := n.sh(t, "cat $("+firstConflist+")"); strings.Contains(conf, "afxdp-cni") {
-		t.Errorf("with cni.chain false the node's CNI configuration has the plugin:\n%s", conf)
-	}
+	c.rewriteConflist(t, 0)
 	program, err := os.Open("../../build/bin/e2e-delegate")
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/afxdp-project/afxdp/test/e2e/ledger"
@@ -26,38 +28,51 @@ func (s *space) answers(t *testing.T) {
 	s.opened(t, "answer")
 }
 
-func userNamespace(t *testing.T, c *cluster) {
-	s := c.space(t, "userns", "restricted")
+// kindsOfPods runs tests beside each other that need one queue each, and a pod that answers.
+func kindsOfPods(t *testing.T, c *cluster) {
+	s := c.space(t, "kinds", "restricted")
 	s.answers(t)
-	s.start(t, pod{name: "send", node: c.workers[0], queues: 2, args: []string{"send"}, change: func(p *corev1.Pod) {
-		no := false
-		p.Spec.HostUsers = &no
+	for name, test := range map[string]func(*testing.T, *space){
+		"a pod in a user namespace sends and receives":             userNamespace,
+		"a container that crashes is started again and reconnects": containerCrash,
+		"init and main container both have queues":                 initAndMain,
+		"a Job that has completed leaves its queues free":          jobCompletes,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, s)
+		})
+	}
+}
+
+func userNamespace(t *testing.T, s *space) {
+	s.start(t, pod{name: "userns", node: s.workers[0], queues: 1, args: []string{"send"}, change: func(p *corev1.Pod) {
+		no, uid := false, int64(65532) // of the 65536 that a user namespace has
+		p.Spec.HostUsers, p.Spec.SecurityContext.RunAsUser = &no, &uid
 	}})
-	if e := s.sent(t, "send"); !e.Identity.UserNamespace {
+	if e := s.sent(t, "userns"); !e.Identity.UserNamespace {
 		t.Errorf("the sender ran as %+v; want in a user namespace", e.Identity)
 	}
 }
 
-func containerCrash(t *testing.T, c *cluster) {
-	s := c.space(t, "crash", "restricted")
-	s.answers(t)
-	s.start(t, pod{name: "send", node: c.workers[0], queues: 2, args: []string{"send", "--crash-once", "/state/crashed"},
+func containerCrash(t *testing.T, s *space) {
+	s.start(t, pod{name: "crash", node: s.workers[0], queues: 1, args: []string{"send", "--crash-once", "/state/crashed"},
 		change: func(p *corev1.Pod) {
 			p.Spec.RestartPolicy = corev1.RestartPolicyOnFailure
 			p.Spec.Volumes = []corev1.Volume{{Name: "state", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
 			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "state", MountPath: "/state"}}
 		}})
-	after := s.sent(t, "send")
+	after := s.sent(t, "crash")
 	ctx, cancel := background(time.Minute)
 	defer cancel()
-	p, err := s.get(ctx, "send")
+	p, err := s.get(ctx, "crash")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if p.Status.ContainerStatuses[0].RestartCount != 1 {
 		t.Errorf("the container was started again %d times; want once: %s", p.Status.ContainerStatuses[0].RestartCount, describe(p))
 	}
-	before, err := s.told(ctx, "send", "main", true)
+	before, err := s.told(ctx, "crash", "main", true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +96,7 @@ func forceDelete(t *testing.T, c *cluster) {
 }
 
 // deployment starts one, of pods like p, that changes one pod at a time.
-func (s *space) deployment(t *testing.T, replicas int32, p pod) *appsv1.Deployment {
+func (s *space) deployment(t *testing.T, replicas int32, p pod) {
 	t.Helper()
 	template := s.template(p)
 	template.Name, template.Namespace = "", ""
@@ -89,7 +104,7 @@ func (s *space) deployment(t *testing.T, replicas int32, p pod) *appsv1.Deployme
 	none, one := intstr.FromInt32(0), intstr.FromInt32(1)
 	ctx, cancel := background(time.Minute)
 	defer cancel()
-	d, err := s.kube.AppsV1().Deployments(s.name).Create(ctx, &appsv1.Deployment{
+	_, err := s.kube.AppsV1().Deployments(s.name).Create(ctx, &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: p.name},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: template.Labels}, Template: template,
@@ -102,7 +117,6 @@ func (s *space) deployment(t *testing.T, replicas int32, p pod) *appsv1.Deployme
 	if err != nil {
 		t.Fatal(err)
 	}
-	return d
 }
 
 // openPods waits until a Deployment has so many pods, other than those of old, whose queues are open, and no others.
@@ -138,17 +152,14 @@ func (s *space) openPods(t *testing.T, limit time.Duration, app string, want int
 
 func rollingUpdate(t *testing.T, c *cluster) {
 	s := c.space(t, "rollout", "restricted")
-	d := s.deployment(t, 2, pod{name: "answer", node: c.workers[1], queues: queues / 2, args: []string{"answer"}})
+	s.deployment(t, 2, pod{name: "answer", node: c.workers[1], queues: queues / 2, args: []string{"answer"}})
 	old := s.openPods(t, startLimit, "answer", 2, nil)
 	ctx, cancel := background(time.Minute)
 	defer cancel()
-	d, err := s.kube.AppsV1().Deployments(s.name).Get(ctx, d.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	// All queues are taken: the update gets on only as the old pods' come free.
-	d.Spec.Template.Annotations = map[string]string{prefix + "/version": "2"}
-	if _, err := s.kube.AppsV1().Deployments(s.name).Update(ctx, d, metav1.UpdateOptions{}); err != nil {
+	patch := fmt.Sprintf(`{"spec": {"template": {"metadata": {"annotations": {%q: "2"}}}}}`, prefix+"/version")
+	_, err := s.kube.AppsV1().Deployments(s.name).Patch(ctx, "answer", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
 	s.openPods(t, 2*time.Minute, "answer", 2, old)
@@ -156,51 +167,56 @@ func rollingUpdate(t *testing.T, c *cluster) {
 	s.sent(t, "send")
 }
 
-func initAndMain(t *testing.T, c *cluster) {
-	s := c.space(t, "init", "restricted")
-	s.answers(t)
-	s.start(t, pod{name: "send", node: c.workers[0], queues: queues, args: []string{"send"}, change: func(p *corev1.Pod) {
+func initAndMain(t *testing.T, s *space) {
+	s.start(t, pod{name: "init", node: s.workers[0], queues: 1, args: []string{"send"}, change: func(p *corev1.Pod) {
 		first := *p.Spec.Containers[0].DeepCopy()
 		first.Name = "init"
 		p.Spec.InitContainers = []corev1.Container{first}
 	}})
-	main := s.sent(t, "send")
+	main := s.sent(t, "init")
 	ctx, cancel := background(time.Minute)
 	defer cancel()
-	told, err := s.told(ctx, "send", "init", false)
+	told, err := s.told(ctx, "init", "init", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(told) == 0 || told[len(told)-1].Event != ledger.End || told[len(told)-1].Error != "" || len(told[0].Queues) != queues {
-		t.Errorf("the init container told %+v; want that it has sent on %d queues", told, queues)
+	if len(told) == 0 || told[len(told)-1].Event != ledger.End || told[len(told)-1].Error != "" || len(told[0].Queues) != 1 {
+		t.Errorf("the init container told %+v; want that it has sent on one queue", told)
 	}
-	if len(main.Queues) != queues {
-		t.Errorf("the main container has sent on %v; want %d queues", devices(main), queues)
+	if len(main.Queues) != 1 {
+		t.Errorf("the main container has sent on %v; want one queue", devices(main))
 	}
 }
 
-func jobCompletes(t *testing.T, c *cluster) {
-	s := c.space(t, "job", "restricted")
-	s.answers(t)
-	template := s.template(pod{name: "send", node: c.workers[0], queues: 2, args: []string{"send"}})
+func jobCompletes(t *testing.T, s *space) {
+	template := s.template(pod{name: "job", node: s.workers[0], queues: 1, args: []string{"send"}})
 	template.Name, template.Namespace = "", ""
 	ctx, cancel := background(2 * time.Minute)
 	defer cancel()
 	_, err := s.kube.BatchV1().Jobs(s.name).Create(ctx, &batchv1.Job{
-		ObjectMeta: metav1.ObjectMeta{Name: "send"}, Spec: batchv1.JobSpec{Template: template},
+		ObjectMeta: metav1.ObjectMeta{Name: "job"}, Spec: batchv1.JobSpec{Template: template},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, 2*time.Minute, "the Job completes", func(ctx context.Context) error {
-		j, err := s.kube.BatchV1().Jobs(s.name).Get(ctx, "send", metav1.GetOptions{})
+		j, err := s.kube.BatchV1().Jobs(s.name).Get(ctx, "job", metav1.GetOptions{})
 		if err == nil && j.Status.Succeeded != 1 {
 			err = fmt.Errorf("%d pods have ended well, %d have failed", j.Status.Succeeded, j.Status.Failed)
 		}
 		return err
 	})
-	// Its pod is still there; its queues are free.
-	c.leases(t, c.workers[0], 0)
-	s.start(t, pod{name: "next", node: c.workers[0], queues: queues, args: []string{"hold"}})
-	s.opened(t, "next")
+	// Its pod is still there, its lease is not.
+	eventually(t, endLimit, "the Job's pod has no lease", func(ctx context.Context) error {
+		st, err := s.status(ctx, s.workers[0])
+		if err != nil {
+			return err
+		}
+		for _, d := range st.Devices {
+			if d.Lease != nil && d.Lease.Pod.Namespace == s.name && strings.HasPrefix(d.Lease.Pod.Name, "job-") {
+				return fmt.Errorf("%s is leased to %s", d.ID, d.Lease.Pod.Name)
+			}
+		}
+		return nil
+	})
 }

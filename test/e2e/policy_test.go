@@ -57,7 +57,6 @@ func policyRefuses(t *testing.T, c *cluster) {
 			capabilities(&p.Spec.Containers[0], "NET_ADMIN")
 		}},
 		{"host network", 1, true, func(p *corev1.Pod) { p.Spec.HostNetwork = true }},
-		{"host network in a user namespace", 1, true, func(p *corev1.Pod) { p.Spec.HostNetwork, p.Spec.HostUsers = true, &no }},
 
 		{"no capability", 1, false, nil},
 		{"another capability", 1, false, add("NET_BIND_SERVICE")},

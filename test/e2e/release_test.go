@@ -163,6 +163,17 @@ func (c *cluster) status(ctx context.Context, n *node) (s status, err error) {
 	return s, err
 }
 
+// healthy returns how many devices of a pool the agent of a node offers. kubelet tells the API server so every ten seconds.
+func (c *cluster) healthy(ctx context.Context, n *node, pool string) (count int, err error) {
+	s, err := c.status(ctx, n)
+	for _, d := range s.Devices {
+		if d.Pool == pool && d.Healthy {
+			count++
+		}
+	}
+	return count, err
+}
+
 // leases waits until the agent of a node has so many leases, all of them active.
 func (c *cluster) leases(t *testing.T, n *node, want int) {
 	t.Helper()
