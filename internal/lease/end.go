@@ -90,7 +90,8 @@ func (m *Manager) putBack(n *nic, l *lease) error {
 	if l.doc.Socket != nil {
 		errs = append(errs, m.takeOut(n, l.doc.Queue))
 	}
-	errs = append(errs, m.tune(n))
+	// A driver may be resetting the queue, since the pod has just closed its socket.
+	errs = append(errs, m.tunePatiently(n))
 	if !m.inUse(n) {
 		errs = append(errs, m.retire(n))
 	}

@@ -134,6 +134,7 @@ func (n knobName) scopesOf(queue int, tuned []knobScope) []knobScope {
 
 // tune sets the knobs of a NIC to what its leases want, and puts back those that none wants any more.
 func (m *Manager) tune(n *nic) error {
+	n.away = false
 	// Looked up only now: an attach or a trial bind may have made the NAPIs anew.
 	link, err := m.find(n.doc.Identity)
 	gone := errors.Is(err, netdev.ErrNoDevice)
@@ -181,12 +182,14 @@ const napiPatience = time.Second
 func (m *Manager) tunePatiently(n *nic) error {
 	for deadline := time.Now().Add(napiPatience); ; time.Sleep(20 * time.Millisecond) {
 		err := m.tune(n)
-		away := errors.Is(err, netdev.ErrNoNAPI) || errors.Is(err, errNoNAPI)
-		if !away || time.Now().After(deadline) {
+		if !n.away && !isAway(err) || time.Now().After(deadline) {
 			return err
 		}
 	}
 }
+
+// isAway reports whether an error says that a queue has no NAPI at the moment.
+func isAway(err error) bool { return errors.Is(err, netdev.ErrNoNAPI) || errors.Is(err, errNoNAPI) }
 
 // hold has a lease hold the knobs that its settings ask for, and no others. What it changes is not in the journal yet.
 func (m *Manager) hold(n *nic, link netdev.Link, l *lease) error {
@@ -292,6 +295,10 @@ func (m *Manager) settle(n *nic, link netdev.Link) error {
 			continue
 		}
 		done, err := m.restore(link, k)
+		if isAway(err) {
+			n.away = true // the knob stays, and is put back when there is a NAPI again
+			continue
+		}
 		errs = append(errs, err)
 		if done {
 			n.doc.Knobs = slices.Delete(n.doc.Knobs, i, i+1)
@@ -331,14 +338,20 @@ func (m *Manager) apply(link netdev.Link, k *knob) error {
 	return nil
 }
 
-// restore sets a knob to its original value if its value is still one of ours. It is not done while the NAPI of a NIC
-// that is down cannot be reached: the driver may have kept the setting; nor while a thread cannot be moved, since this agent
+// restore sets a knob to its original value if its value is still one of ours. It is not done while the queue has no NAPI,
+// since its NIC is down or the driver is resetting it: the kernel may have kept the setting; nor while a thread cannot be moved, since this agent
 // has not the rights of an earlier one, or its CPUs are not online: that must not keep a lease from ending.
 func (m *Manager) restore(link netdev.Link, k *knob) (done bool, err error) {
 	now, _, err := m.readKnob(link, k.Name, k.Scope)
 	switch {
-	case errors.Is(err, errNoNAPI):
-		return link.Up, nil
+	case isAway(err):
+		if !link.Up {
+			return false, nil // nothing to wait for
+		}
+		if there, otherErr := m.hasQueue(link, k.Scope); otherErr != nil || !there {
+			return otherErr == nil, otherErr
+		}
+		return false, err
 	case errors.Is(err, netdev.ErrNoThread):
 		return true, nil
 	case k.Name == knobThread && err != nil:

@@ -33,6 +33,12 @@ func napiOf(queues []netdev.Queue, scope knobScope) uint32 {
 	return 0
 }
 
+// hasQueue reports whether a NIC has the queue of a scope still.
+func (m *Manager) hasQueue(link netdev.Link, scope knobScope) (bool, error) {
+	queues, err := m.queues(link)
+	return slices.ContainsFunc(queues, func(q netdev.Queue) bool { return q.Type == scope.Type && q.Index == scope.Queue }), err
+}
+
 // scopes returns where a queue is tuned: its rx NAPI and, where it has its own, its tx NAPI, or the device; nowhere where
 // nothing could be busy-polled, since deferral would only delay packets there.
 func (m *Manager) scopes(link netdev.Link, queue int) ([]knobScope, error) {

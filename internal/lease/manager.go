@@ -61,6 +61,7 @@ type nic struct {
 	key        string
 	doc        nicDoc
 	dirty      bool // the document in the journal is older
+	away       bool // a queue with settings to be put back had no NAPI when it was tuned last
 	attachment *xdpprog.Attachment
 	unpinned   map[knobScope]error // why threads are not on the CPUs that leases want
 }

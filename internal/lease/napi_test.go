@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ type fakeNAPIs struct {
 	old      bool                    // it has no threaded and no irq-suspend-timeout by NAPI
 	deaf     bool                    // the driver ignores what is set
 	away     int                     // so many settings find the NAPI gone for a moment
+	unlinked int                     // so many lists of queues show none
 	cpus     map[int]netdev.CPUs     // by interrupt, which a NAPI has by its own number
 	managed  bool                    // the kernel moves no interrupt for us
 	threads  map[int]netdev.CPUs     // by number; those of NAPIs with a thread
@@ -38,6 +40,14 @@ type fakeSettings struct {
 func (f *fakeNAPIs) Queues(int) ([]netdev.Queue, error) {
 	if f.oldest {
 		return nil, fmt.Errorf("list queues: %w", netdev.ErrUnsupported)
+	}
+	if f.unlinked > 0 {
+		f.unlinked--
+		queues := slices.Clone(f.queues)
+		for i := range queues {
+			queues[i].NAPI = 0
+		}
+		return queues, nil
 	}
 	return f.queues, nil
 }
@@ -289,6 +299,32 @@ func TestNAPIThatIsAwayDuringADDIsWaitedFor(t *testing.T) {
 		t.Errorf("after a bind: %+v, %v", tuning, err)
 	}
 	n.del(alice)
+}
+
+// A pod that ends closes its socket, and the driver resets the queue just when its settings are to be put back: they are
+// waited for, and when that takes long, put back later.
+func TestNAPIThatIsAwayDuringDELIsPutBack(t *testing.T) {
+	before := map[uint32]fakeSettings{11: operators, 12: operators, 13: operators, 14: operators}
+	for name, leave := range map[string]func(*fakeNAPIs){
+		"writes fail": func(f *fakeNAPIs) { f.away = 5 },
+		"unlinked":    func(f *fakeNAPIs) { f.unlinked = 5 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, f := napiNode(t, operators, 11, 12, 13, 14)
+			n.add(alice, 0)
+			leave(f)
+			n.del(alice)
+			f.want(t, "at the end", before)
+		})
+	}
+	n, f := napiNode(t, operators, 11, 12, 13, 14)
+	n.add(alice, 0)
+	f.unlinked = math.MaxInt
+	n.del(alice)
+	f.unlinked = 0
+	n.ok(n.Retune())
+	f.want(t, "later", before)
+	n.wantNothingLeft()
 }
 
 // Drivers keep the settings of a NAPI while the NIC is down, when it cannot be reached: it is put back when it can.
