@@ -81,7 +81,12 @@ func (s *session) setBusyPoll(o *wire.Opened, m *wire.Open, g lease.Grant, socke
 	case m.Flags&wire.OpenNoBusyPoll != 0:
 		return "the client asked for no busy polling"
 	}
-	options := busypoll.Options{Budget: g.Settings.BusyPollBudget, Timeout: g.Settings.BusyPollTimeout}
+	// What a poll takes beyond a ring's size is dropped.
+	budget := g.Settings.BusyPollBudget
+	if m.RX > 0 {
+		budget = min(budget, int(m.RX))
+	}
+	options := busypoll.Options{Budget: budget, Timeout: g.Settings.BusyPollTimeout}
 	if err := busypoll.Enable(socket.FD(), options); err != nil {
 		return err.Error()
 	}

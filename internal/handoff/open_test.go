@@ -133,6 +133,19 @@ func TestBusyPollIsWhatTheKernelTook(t *testing.T) {
 	}
 }
 
+func TestBudgetIsNoLargerThanTheRXRing(t *testing.T) {
+	n := handofftest.New(t)
+	p := n.NewPod("a")
+	settings := handofftest.DefaultSettings
+	settings.BusyPollBudget, settings.BusyPollTimeout = 512, 20*time.Microsecond
+	p.Add(settings, 0)
+	c := connect(t, p, n.Serve("x", 0))
+	c.umem()
+	if o, _ := c.open(0); o.BusyPollBudget != 64 {
+		t.Errorf("budget %d for an rx ring of 64", o.BusyPollBudget)
+	}
+}
+
 // Field case 10: who holds a queue is said, and a queue that is released within the agent's patience is opened.
 func TestHeldQueueIsWaitedForThenSaid(t *testing.T) {
 	n := handofftest.New(t)

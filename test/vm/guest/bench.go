@@ -14,7 +14,6 @@ import (
 
 	"github.com/afxdp-project/afxdp/internal/lease"
 	"github.com/afxdp-project/afxdp/pkg/busypoll"
-	"github.com/afxdp-project/afxdp/pkg/netdev"
 	"github.com/afxdp-project/afxdp/pkg/xsk"
 	"github.com/afxdp-project/afxdp/test/vm/report"
 	"github.com/afxdp-project/afxdp/test/vm/traffic"
@@ -30,9 +29,6 @@ const (
 	floodWarmUp = 20 * time.Millisecond
 	benchTime   = 150 * time.Millisecond
 	pingTime    = 100 * time.Millisecond
-	// awayTries and awayTime bound the wait for a NAPI: the driver takes a queue's away for moments.
-	awayTries = 3
-	awayTime  = 100 * time.Millisecond
 )
 
 // bench measures each case, in turn and again.
@@ -124,13 +120,6 @@ func (t *tester) benchOpen(n *nic, c report.BenchCase, run *report.BenchRun,
 	}
 	t.tag++
 	release, err := t.benchActivate(n, c)
-	for range awayTries {
-		if !errors.Is(err, netdev.ErrNoNAPI) {
-			break
-		}
-		time.Sleep(awayTime)
-		release, err = t.benchActivate(n, c)
-	}
 	if err != nil {
 		return err
 	}
@@ -203,17 +192,7 @@ func (t *tester) benchActivate(n *nic, c report.BenchCase) (release func() error
 	if err != nil {
 		return nil, err
 	}
-	return func() error {
-		err := t.endLease(attachment)
-		for range awayTries {
-			if !errors.Is(err, netdev.ErrNoNAPI) {
-				break
-			}
-			time.Sleep(awayTime)
-			err = t.endLease(attachment)
-		}
-		return err
-	}, t.settle(n)
+	return func() error { return t.endLease(attachment) }, t.settle(n)
 }
 
 // endLease ends a lease and waits until nothing holds the queue.
@@ -256,17 +235,6 @@ func (t *tester) benchMode(n *nic, c report.BenchCase, q *benchQueue, loop *busy
 	napi, err := t.nics.NAPI(row.NAPI.RX)
 	if err != nil {
 		return err
-	}
-	if napi.PID != 0 && !c.Threaded {
-		// A lease that ends while the driver has the NAPI away may leave it its thread.
-		off := netdev.ThreadedOff
-		if err := t.nics.SetNAPI(row.NAPI.RX, netdev.NAPISettings{Threaded: &off}); err != nil {
-			return err
-		}
-		run.LeftThreaded = true
-		if napi, err = t.nics.NAPI(row.NAPI.RX); err != nil {
-			return err
-		}
 	}
 	q.thread = napi.PID
 	if threaded := napi.PID != 0; threaded != c.Threaded {

@@ -51,8 +51,6 @@ type BenchRun struct {
 	Refusal string `json:"refusal,omitempty"`
 	Latency bool   `json:"latency,omitempty"` // the host has measured the latency
 
-	// LeftThreaded says that the NAPI still had its thread from an earlier run, and was relieved of it.
-	LeftThreaded bool `json:"leftThreaded,omitempty"`
 
 	BusyPoll   string  `json:"busyPoll"` // whether it really polls, in words
 	Seconds    float64 `json:"seconds"`
