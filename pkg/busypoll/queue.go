@@ -74,9 +74,9 @@ func (q *Queue) init() error {
 // Counters count what a queue's loop did.
 type Counters struct {
 	RXPackets, RXBytes uint64
-	// RXPolled are the descriptors that came onto the rx ring during the loop's own polls: while one of its system calls
-	// ran on a socket that busy-polls, also in the softirq with which the kernel goes on there when a poll has used up its
-	// budget. What came between them was brought by interrupts, by the timer that stands in for them, or by a NAPI's thread.
+	// RXPolled are the descriptors that came onto the rx ring while one of the loop's own polls ran, a system call on a
+	// socket that busy-polls. What came between them was brought by interrupts, by the timer that stands in for them, or by
+	// a NAPI's thread.
 	RXPolled           uint64
 	RXDescs            uint64 // all descriptors of RXPackets: as many, unless packets span frames
 	TXPackets, TXBytes uint64 // queued for transmission

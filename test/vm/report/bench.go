@@ -51,7 +51,6 @@ type BenchRun struct {
 	Refusal string `json:"refusal,omitempty"`
 	Latency bool   `json:"latency,omitempty"` // the host has measured the latency
 
-
 	BusyPoll   string  `json:"busyPoll"` // whether it really polls, in words
 	Seconds    float64 `json:"seconds"`
 	Offered    uint64  `json:"offered"`        // by the host, as the frames' numbers tell

@@ -69,24 +69,9 @@ type Row struct {
 	TX         TX          `json:"tx"`
 	Interrupts *Interrupts `json:"interrupts,omitempty"` // nil: the driver has none
 	Loop       Loop        `json:"loop"`
-	Polls      *Polls      `json:"polls,omitempty"`
 	Pin        *Pin        `json:"pin,omitempty"`     // of the mode that pins
 	Handoff    *Handoff    `json:"handoff,omitempty"` // of the mode that goes through the agent's socket
 }
-
-// Polls are the packets that the poll functions of all NAPIs took in (tracepoint napi:napi_poll) while interrupts were
-// counted, by who called them.
-type Polls struct {
-	SoftIRQ uint64 `json:"softIRQ"` // by interrupts and timers, for all queues of the NIC
-	Loop    uint64 `json:"loop"`    // the loop's thread, in its system calls
-	Others  uint64 `json:"others"`  // other threads, as those of NAPIs
-	// LoopAgrees says that the loop's own figure, Loop.Polled, is no less than Loop and no more than with SoftIRQ: a poll that
-	// has used up its budget has the kernel go on in a softirq, in the same system call.
-	LoopAgrees bool `json:"loopAgrees"`
-}
-
-// Compare holds the loop's own figure against the kernel's.
-func (p *Polls) Compare(polled uint64) { p.LoopAgrees = p.Loop <= polled && polled <= p.Loop+p.SoftIRQ }
 
 // Pin is on which CPUs the thread of the leased queue's NAPI may run.
 type Pin struct {
