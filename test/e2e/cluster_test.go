@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -75,6 +76,8 @@ func newCluster(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	c.rest.QPS, c.rest.Burst = 200, 400
+	// Forwarding a port prints what goes wrong, beside returning it: agents that do not serve yet are nothing to print.
+	runtime.ErrorHandlers = nil
 	if c.kube, err = kubernetes.NewForConfig(c.rest); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -148,15 +149,12 @@ func capabilitiesNeeded(t *testing.T, c *cluster) {
 			name = "without " + string(without)
 		}
 		t.Run(name, func(t *testing.T) {
-			s := c.space(t, "rights", "restricted")
 			agent := &corev1.Pod{
-				ObjectMeta: metav1.ObjectMeta{Name: "agent-with-other-rights", Labels: template.Labels},
+				ObjectMeta: metav1.ObjectMeta{Name: "agent-with-other-rights", Labels: maps.Clone(template.Labels)},
 				Spec:       *template.Spec.DeepCopy(),
 			}
-			// Not the DaemonSet's: its controller would delete it.
-			agent.Labels = map[string]string{"app.kubernetes.io/name": "afxdp", "app.kubernetes.io/component": "agent", prefix: "rights"}
-			agent.Spec.Affinity = nil
-			agent.Spec.NodeName = n.name
+			delete(agent.Labels, "app.kubernetes.io/instance") // else the DaemonSet's controller would take it for its own
+			agent.Spec.Affinity, agent.Spec.NodeName = nil, n.name
 			caps := agent.Spec.Containers[0].SecurityContext.Capabilities
 			caps.Add = slices.DeleteFunc(slices.Clone(added), func(c corev1.Capability) bool { return c == without })
 			ctx, cancel := background(2 * time.Minute)
@@ -168,6 +166,8 @@ func capabilitiesNeeded(t *testing.T, c *cluster) {
 				a := &space{cluster: c, name: prefix}
 				a.end(t, agent.Name, 1)
 			})
+			// It goes before the agent does, so that the next one finds nothing that is attached.
+			s := c.space(t, "rights-"+strings.ToLower(strings.ReplaceAll(string(cmp.Or(without, "all")), "_", "-")), "restricted")
 			why := ""
 			eventually(t, startLimit, "the agent offers devices, or says why not", func(ctx context.Context) (err error) {
 				if why, err = s.agentTrouble(ctx, n); err != nil || why != "" {
@@ -276,7 +276,12 @@ func attachedByDelegate(t *testing.T, c *cluster) {
 			t.Fatal(err)
 		}
 	}()
-	c.rewriteConflist(t, 0)
+	eventually(t, startLimit, "the node's CNI configuration is as it was before the installation", func(context.Context) error {
+		if now := n.sh(t, "cat $("+firstConflist+")"); now != c.before[0][conflistContents] {
+			return errors.New(now)
+		}
+		return nil
+	})
 	program, err := os.Open("../../build/bin/e2e-delegate")
 	if err != nil {
 		t.Fatal(err)
