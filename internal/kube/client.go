@@ -21,6 +21,9 @@ func Connect(kubeconfig string) (kubernetes.Interface, error) {
 		return nil, err
 	}
 	rest.AddUserAgent(config, "afxdp-deviceplugin")
+	// Else five requests a second, on which an uninstallation of a few hundred nodes runs out of time. Few are made, most of
+	// them one after the other, and the server has limits of its own.
+	config.QPS = -1
 	config.WarningHandler = rest.NoWarnings{} // would write to stderr in its own format
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
