@@ -22,10 +22,9 @@ func (a *Agent) opened(pool string, took time.Duration, refused *wire.Error) {
 }
 
 // look takes a snapshot for the metrics. The kernel is asked on a connection of its own and without the lease manager's
-// lock: where a NIC is slow, that is the snapshot's trouble alone.
+// lock: where a NIC is slow, that is the snapshot's trouble alone. So the sockets' descriptors, which hold their queues,
+// are there only while nothing is waited for.
 func (a *Agent) look() metrics.Snapshot {
-	o := a.leases.Observe()
-	defer func() { _ = o.Close() }()
 	s := metrics.Snapshot{Taken: time.Now(), Pools: a.inventory.pools(), Allocations: a.allocations.count()}
 	listed, _ := a.inventory.last()
 	for pool, devices := range listed {
@@ -33,17 +32,22 @@ func (a *Agent) look() metrics.Snapshot {
 			s.Devices = append(s.Devices, metrics.Device{Pool: pool, Cause: d.Cause})
 		}
 	}
-	nics := make(map[netdev.Identity]*observedNIC)
+	o := a.leases.Observe()
+	var sockets []observedSocket
 	for _, l := range o.Leases {
 		s.Leases = append(s.Leases, metrics.Lease{Pool: l.Settings.Pool, State: string(l.State)})
-		socket := o.Sockets[l.Device]
-		if socket == nil {
-			continue
+		if socket := o.Sockets[l.Device]; socket != nil {
+			sockets = append(sockets, observeSocket(l, socket))
 		}
-		if nics[l.Identity] == nil {
-			nics[l.Identity] = observe(a.observer, l.Identity)
+	}
+	_ = o.Close()
+	nics := make(map[netdev.Identity]*observedNIC)
+	for _, socket := range sockets {
+		id := socket.lease.Identity
+		if nics[id] == nil {
+			nics[id] = observe(a.observer, id)
 		}
-		s.Sockets = append(s.Sockets, observeSocket(l, socket, nics[l.Identity]))
+		s.Sockets = append(s.Sockets, socket.on(nics[id]))
 	}
 	for nic, counts := range o.Unclaimed {
 		for q, n := range counts {
@@ -53,21 +57,38 @@ func (a *Agent) look() metrics.Snapshot {
 	return s
 }
 
-func observeSocket(l lease.Lease, socket *xsk.Socket, nic *observedNIC) metrics.Socket {
+// observedSocket is a socket as it was during one look.
+type observedSocket struct {
+	lease      lease.Lease
+	statistics *xsk.Statistics // nil: not known
+	busyPoll   *busypoll.State // nil: not known
+}
+
+func observeSocket(l lease.Lease, socket *xsk.Socket) observedSocket {
+	o := observedSocket{lease: l}
+	if st, err := socket.Statistics(); err == nil {
+		o.statistics = &st
+	}
+	if state, err := busypoll.Read(socket.FD()); err == nil {
+		o.busyPoll = &state
+	}
+	return o
+}
+
+// on makes metrics of the socket, given its NIC.
+func (o observedSocket) on(nic *observedNIC) metrics.Socket {
+	l := o.lease
 	m := metrics.Socket{
 		Pool: l.Settings.Pool, Netdev: l.Identity.Name, Queue: l.Queue, Namespace: l.Pod.Namespace, Pod: l.Pod.Name,
-		RXPackets: nic.received(l.Queue),
-	}
-	if st, err := socket.Statistics(); err == nil {
-		m.Statistics = &st
+		Statistics: o.statistics, RXPackets: nic.received(l.Queue),
 	}
 	if l.Socket != nil {
 		m.ZeroCopy, m.Frames = l.Socket.ZeroCopy, l.Socket.Frames
 	}
-	if state, err := busypoll.Read(socket.FD()); err == nil {
+	if o.busyPoll != nil {
 		facts := nic.facts(l.Queue)
 		facts.ZeroCopy = m.ZeroCopy
-		m.BusyPolling = busypoll.Assess(state, facts).Active
+		m.BusyPolling = busypoll.Assess(*o.busyPoll, facts).Active
 	}
 	return m
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -194,6 +195,24 @@ func TestMetricsTellTheLifeOfALease(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.shows(`afxdp_devices{pool="fast",reason="down",state="unhealthy"} 3`)
+}
+
+// A look that waits for a scan of the node's NICs, as of one with a slow driver, holds no pod's queue meanwhile.
+func TestLookThatWaitsHoldsNoQueue(t *testing.T) {
+	n := newNode(t, poolsYAML)
+	n.healthy("agnear-q1", "agnear-q2", "agnear-q3")
+	p := n.admit("u1", 1)
+	n.agent.inventory.mu.Lock()
+	looked := make(chan struct{})
+	go func() { defer close(looked); n.agent.look() }()
+	defer func() { <-looked }()
+	defer n.agent.inventory.mu.Unlock()
+	time.Sleep(100 * time.Millisecond) // it waits
+	_, detachErr := n.api.Detach(t.Context(), &agentapi.DetachRequest{Attachment: p.request.Attachment})
+	if err := errors.Join(detachErr, p.set.Close(), p.client.Close()); err != nil {
+		t.Fatal(err)
+	}
+	n.wait("the queue is free", func() bool { return len(n.agent.leases.Leases()) == 0 })
 }
 
 // The counters of a socket are the kernel's: they come back, whole, when the client resumes at an agent started anew.
