@@ -138,7 +138,7 @@ type ZeroCopy string
 // The values of ZeroCopy.
 const (
 	ZeroCopyAuto    ZeroCopy = "auto"    // zero-copy where every NIC of a UMEM can, else copy, reported
-	ZeroCopyRequire ZeroCopy = "require" // a NIC that cannot is an error when the socket is opened
+	ZeroCopyRequire ZeroCopy = "require" // a NIC that cannot is refused when its queue is leased
 	// Copy mode. The word is not "off", which many YAML readers (Helm's among them) turn into the boolean false.
 	ZeroCopyNever ZeroCopy = "never"
 )

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log"
 	"os/signal"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -34,28 +35,39 @@ func Example() {
 	}
 	defer set.Close()
 
-	g, ctx := errgroup.WithContext(ctx)
+	queues := make([]*busypoll.Queue, len(set.Queues))
+	loops := make([]*busypoll.Loop, len(set.Queues))
 	for i, q := range set.Queues {
-		queue := &busypoll.Queue{
+		queues[i] = &busypoll.Queue{
 			Name: q.Device.Netdev, Socket: q.Socket, Rings: q.Rings, UMEM: q.UMEM, Frames: set.Frames[i], KickTX: q.Kick,
 			Handle: sendBack,
 		}
-		status, _ := q.BusyPolling() // an error says only that the agent is just being restarted
-		queue.SetBusyPolling(status.Active)
-		loop, err := busypoll.NewLoop([]*busypoll.Queue{queue}, busypoll.Config{})
-		if err != nil {
+		if loops[i], err = busypoll.NewLoop(queues[i:i+1], busypoll.Config{}); err != nil {
 			log.Print(err)
 			return
 		}
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	for _, loop := range loops {
 		g.Go(func() error { return loop.Run(ctx) }) // a thread of its own for each queue
 	}
-	go func() {
-		select {
-		case <-c.Done(): // the lease has ended
-			stop()
-		case <-ctx.Done():
+	g.Go(func() error {
+		for {
+			for i, q := range set.Queues { // whether busy polling works changes when a link goes down and up
+				if status, err := q.BusyPolling(); err == nil {
+					queues[i].SetBusyPolling(status.Active)
+				}
+			}
+			select {
+			case <-c.Done(): // the lease has ended
+				stop()
+				return nil
+			case <-ctx.Done():
+				return nil
+			case <-time.After(time.Second):
+			}
 		}
-	}()
+	})
 	if err := g.Wait(); err != nil {
 		log.Print(err)
 	}
