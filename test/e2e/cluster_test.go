@@ -164,6 +164,13 @@ func (c *cluster) prepare(t *testing.T) {
 			}
 		})
 	}
+	t.Cleanup(func() { // before the NICs go
+		if os.Getenv("AFXDP_E2E_KEEP") == "" {
+			ctx, cancel := background(5 * time.Minute)
+			defer cancel()
+			c.sweep(ctx, t)
+		}
+	})
 	c.loadImages(ctx, t)
 	if !c.wired {
 		return
@@ -180,10 +187,10 @@ func (c *cluster) rewire(ctx context.Context) error {
 	return wire(ctx, c.workers[0], c.workers[1], c.nic, queues)
 }
 
-// sweep removes what an earlier run that was killed has left.
+// sweep removes what the tests have made: at start, since an earlier run may have been killed, and at the end.
 func (c *cluster) sweep(ctx context.Context, t *testing.T) {
 	if out, err := c.chart.helm(ctx, c, "list", "--namespace", prefix, "--all", "--short"); err == nil && out != "" {
-		t.Logf("uninstalling what an earlier run has left: %s", strings.TrimSpace(out))
+		t.Logf("uninstalling the release that is there: %s", strings.TrimSpace(out))
 		c.deleteNamespaces(ctx, t, false)
 		if _, err := c.chart.helm(ctx, c, "uninstall", chartName, "--namespace", prefix, "--wait", "--timeout", "3m"); err != nil {
 			t.Log(err)
@@ -193,6 +200,11 @@ func (c *cluster) sweep(ctx context.Context, t *testing.T) {
 		}
 	}
 	c.deleteNamespaces(ctx, t, true)
+	for _, n := range c.workers {
+		if n.container {
+			n.do(t, "rm", "-rf", delegatePath, delegatePath+".cache")
+		}
+	}
 }
 
 // deleteNamespaces deletes those of the tests, and with all that of the chart.
@@ -209,7 +221,7 @@ func (c *cluster) deleteNamespaces(ctx context.Context, t *testing.T, all bool) 
 			t.Log(err)
 		}
 	}
-	eventually(t, 2*time.Minute, "the namespaces of an earlier run are gone", func(ctx context.Context) error {
+	eventually(t, 2*time.Minute, "the tests' namespaces are gone", func(ctx context.Context) error {
 		list, err := c.kube.CoreV1().Namespaces().List(ctx, metav1.ListOptions{LabelSelector: prefix})
 		if err != nil {
 			return err
