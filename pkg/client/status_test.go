@@ -97,13 +97,14 @@ func TestStatusFollowsTheQueuesNAPI(t *testing.T) {
 	opened := &wire.Opened{Socket: wire.Socket{
 		Fill: 64, Completion: 64, RX: 64, TX: 64, QueueNAPI: 71, Flags: wire.SocketNAPIKnown | wire.SocketBusyPoll,
 	}}
+	fd := socket.FD()
 	path := fakeAgent(t, func(c *wire.Conn) {
 		answer(c, func(r wire.Received) {
 			switch r.Message.(type) {
 			case *wire.UMEM:
 				_ = c.Send(r.ID, &wire.UMEMOK{}, -1, time.Second)
 			case *wire.Open:
-				_ = c.Send(r.ID, opened, socket.FD(), time.Second)
+				_ = c.Send(r.ID, opened, fd, time.Second)
 			case *wire.Tuning:
 				_ = c.Send(r.ID, &wire.Tuned{Flags: wire.SocketNAPIKnown, QueueNAPI: napi.Load()}, -1, time.Second)
 			case *wire.Close:
