@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -39,6 +40,9 @@ func (a *Agent) serveHTTP(ctx context.Context) error {
 	return g.Wait()
 }
 
+// maxHTTPConnections is how many connections an HTTP address has at once; more wait.
+const maxHTTPConnections = 32
+
 // serveAt serves until ctx is done; nothing at an empty address.
 func serveAt(ctx context.Context, what, address string, h http.Handler) error {
 	if address == "" {
@@ -51,7 +55,8 @@ func serveAt(ctx context.Context, what, address string, h http.Handler) error {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+	// Whoever reaches the address must not use up the descriptors that pods' sockets need.
+	if err := server.Serve(netutil.LimitListener(listener, maxHTTPConnections)); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve %s: %w", what, err)
 	}
 	return nil

@@ -140,6 +140,9 @@ func newMarkedNode(t *testing.T) *node {
 	n := bareNode(t)
 	n.client = newAPI()
 	n.cniConf, n.cniBin, n.cniCache = t.TempDir(), t.TempDir(), t.TempDir()
+	if err := os.Mkdir(filepath.Join(n.cniCache, "results"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.WriteFile(filepath.Join(n.cniConf, "10-main.conflist"), []byte(mainList), 0o600); err != nil {
 		t.Fatal(err)
 	}

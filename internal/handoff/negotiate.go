@@ -3,6 +3,7 @@ package handoff
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/afxdp-project/afxdp/internal/lease"
 	"github.com/afxdp-project/afxdp/internal/wire"
@@ -54,19 +55,37 @@ func tuningFlags(t lease.Tuning) (flags wire.SocketFlags) {
 	return flags
 }
 
+// lookTime is how long a look at a queue's tuning serves: each takes the Manager's lock and the kernel's, and a client may ask
+// as often as it likes.
+const lookTime = 50 * time.Millisecond
+
+// look is a look at a queue's tuning.
+type look struct {
+	epoch uint64 // of the lease
+	at    time.Time
+	found lease.Tuning
+}
+
 // tuning says how the queue of a device that this connection has open stands now.
 func (s *session) tuning(m *wire.Tuning) (wire.Message, error) {
 	device, err := s.device(m.Device)
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := s.open[device]; !ok {
+	epoch, ok := s.open[device]
+	if !ok {
 		return nil, wire.Errorf(wire.CodeState, "TUNING: this connection does not have device %s open", device)
 	}
-	t, err := s.leases.Tuning(device, s.cookie)
-	if err != nil {
-		return nil, err
+	last := s.looks[device]
+	if last.epoch != epoch || time.Since(last.at) > lookTime {
+		t, err := s.leases.Tuning(device, s.cookie)
+		if err != nil {
+			return nil, err
+		}
+		last = look{epoch, time.Now(), t}
+		s.looks[device] = last
 	}
+	t := last.found
 	return &wire.Tuned{
 		Device: m.Device, Flags: tuningFlags(t), QueueNAPI: t.RXNAPI, DeferHardIRQs: t.DeferHardIRQs,
 		GROFlushTimeout: uint64(t.GROFlushTimeout),

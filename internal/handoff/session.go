@@ -43,6 +43,7 @@ type session struct {
 	frames   uint32            // of the UMEM
 	open     map[string]uint64 // epoch by device
 	mayKick  map[string]bool   // devices that were opened on this connection and have no kick socket
+	looks    map[string]look   // by device, at how its queue is tuned
 
 	last  int // what came with the request that ended the connection, or -1
 	ended sync.Once
@@ -51,7 +52,7 @@ type session struct {
 func newSession(s *Server, e *endpoint, a Allocation, conn *wire.Conn) *session {
 	return &session{
 		leases: s.leases, onOpen: s.OnOpen, onRefused: s.OnRefused, deadlines: s.deadlines, endpoint: e, allocation: a, conn: conn,
-		open: make(map[string]uint64), mayKick: make(map[string]bool), last: -1,
+		open: make(map[string]uint64), mayKick: make(map[string]bool), looks: make(map[string]look), last: -1,
 	}
 }
 

@@ -28,9 +28,10 @@ type Users struct {
 
 // Find returns what needs the plugin, in words. The error says what could not be found out.
 func (u Users) Find() (users []string, err error) {
-	// Not there is not "none": it may just not be mounted.
-	if _, err := os.Stat(u.CacheDir); err != nil {
-		return nil, fmt.Errorf("look for pods that use the CNI plugin: %w", err)
+	// Not there is not "none": it may just not be mounted, or be another directory than the runtime's.
+	_, results := os.Stat(filepath.Join(u.CacheDir, "results"))
+	if _, multus := os.Stat(filepath.Join(u.CacheDir, "multus")); results != nil && multus != nil {
+		return nil, fmt.Errorf("look for pods that use the CNI plugin: %w", results)
 	}
 	names, users, err := u.configurations()
 	if err != nil {

@@ -143,8 +143,10 @@ func TestPluginIsNeededByMultus(t *testing.T) {
 func TestPluginIsNeededWhereThatIsNotKnown(t *testing.T) {
 	r := newRuntime(t)
 	r.configure(alone)
-	if users, err := (Users{CacheDir: filepath.Join(r.cache, "none"), ConfDir: r.conf, Runtime: containerd}).Find(); err == nil {
-		t.Errorf("without the cache the users are %q", users)
+	for what, dir := range map[string]string{"no": filepath.Join(r.cache, "none"), "an empty": t.TempDir()} {
+		if users, err := (Users{CacheDir: dir, ConfDir: r.conf, Runtime: containerd}).Find(); err == nil {
+			t.Errorf("with %s cache the users are %q", what, users)
+		}
 	}
 	if users, err := (Users{CacheDir: r.cache, ConfDir: filepath.Join(r.conf, "none"), Runtime: containerd}).Find(); err == nil {
 		t.Errorf("without the configurations the users are %q", users)

@@ -57,11 +57,24 @@ func (m *Manager) EndAll(reason string) (ended []Lease, err error) {
 	var errs []error
 	for _, key := range slices.Sorted(maps.Keys(m.nics)) {
 		n := m.nics[key]
-		if err := errors.Join(m.tune(n), m.retire(n)); err != nil {
+		if err := errors.Join(m.tune(n), m.retire(n), n.unreached()); err != nil {
 			errs = append(errs, fmt.Errorf("put %s back: %w", n.doc.Identity.Name, err))
 		}
 	}
 	return ended, errors.Join(errs...)
+}
+
+// unreached returns an error while a NIC has settings that are to be put back.
+func (n *nic) unreached() error {
+	var names []string
+	for _, k := range n.doc.Knobs {
+		names = append(names, string(k.Name))
+	}
+	if names == nil {
+		return nil
+	}
+	return fmt.Errorf("%s cannot be reached now: the NIC is down, its driver is resetting it, or the thread cannot be seen",
+		strings.Join(names, ", "))
 }
 
 // Dismantle removes the journal and the pin directory after EndAll, and closes the Manager. Leases of which the queue is
@@ -108,8 +121,7 @@ func (m *Manager) notPutBack(path string) error {
 	defer m.mu.Unlock()
 	for _, n := range m.nics {
 		if m.journal.path(kindNIC, n.key) == path {
-			return fmt.Errorf("%s is not as it was before (its settings cannot be reached while it is administratively down); "+
-				"what is to be put back is kept in %s", n.doc.Identity.Name, path)
+			return fmt.Errorf("%s is not as it was before; what is to be put back is kept in %s", n.doc.Identity.Name, path)
 		}
 	}
 	return fmt.Errorf("%s is of a NIC in another network namespace, or cannot be read; it is kept", path)
