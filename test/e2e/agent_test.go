@@ -189,7 +189,7 @@ func agentDown(t *testing.T, c *cluster) {
 	c.offers(t, n, pool, 0) // until the scheduler hears of it, kubelet would reject the pods that it sends
 	// A pod whose sandbox is gone gets another one, for which the CNI plugin needs the agent; kubelet does not ask for
 	// devices again.
-	n.sh(t, "crictl stopp $(crictl pods --quiet --namespace "+s.name+" --name held)")
+	n.sh(t, "crictl --timeout 60s stopp $(crictl --timeout 60s pods --quiet --namespace "+s.name+" --name held)")
 	s.start(t,
 		pod{name: "without", node: n, args: []string{"idle"}},
 		pod{name: "with", node: n, queues: 1, args: []string{"hold"}})

@@ -303,7 +303,7 @@ func attachedByDelegate(t *testing.T, c *cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sandbox := strings.TrimSpace(n.sh(t, "crictl pods --quiet --state ready --namespace "+s.name+" --name hold"))
+	sandbox := strings.TrimSpace(n.sh(t, "crictl --timeout 60s pods --quiet --state ready --namespace "+s.name+" --name hold"))
 	var info struct {
 		Info struct {
 			RuntimeSpec struct {
@@ -311,7 +311,7 @@ func attachedByDelegate(t *testing.T, c *cluster) {
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(n.do(t, "crictl", "inspectp", sandbox)), &info); err != nil {
+	if err := json.Unmarshal([]byte(n.do(t, "crictl", "--timeout", "60s", "inspectp", sandbox)), &info); err != nil {
 		t.Fatal(err)
 	}
 	netns := ""
