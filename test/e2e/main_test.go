@@ -24,6 +24,7 @@ func TestCluster(t *testing.T) {
 	}{
 		{"the installer mounts a bpffs where the node has none", bpffsMounted},
 		{"the nodes offer as many devices as their NICs have queues", resourcesAppear},
+		{"the chart's own test takes a queue", chartTests},
 		{"two restricted pods with an arbitrary UID on two nodes exchange packets", twoPodsExchange},
 		{"pods that share a NIC by queues never see each other's packets", sharedNIC},
 		{"a pod waits while all queues are taken and starts when one is freed", pendingUntilFreed},

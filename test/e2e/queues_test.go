@@ -8,9 +8,12 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/afxdp-project/afxdp/test/e2e/ledger"
 )
@@ -18,6 +21,18 @@ import (
 func resourcesAppear(t *testing.T, c *cluster) {
 	for _, n := range c.workers {
 		c.offers(t, n, pool, queues)
+	}
+}
+
+func chartTests(t *testing.T, c *cluster) {
+	ctx, cancel := background(5 * time.Minute)
+	defer cancel()
+	out, err := c.chart.helm(ctx, c, "test", chartName, "--namespace", prefix, "--logs", "--timeout", helmLimit)
+	if err != nil || !strings.Contains(out, c.nic+"-q") {
+		t.Errorf("helm test: %v\n%s", err, out)
+	}
+	if err := c.kube.CoreV1().Pods(prefix).Delete(ctx, chartName+"-test", metav1.DeleteOptions{}); err != nil {
+		t.Error(err)
 	}
 }
 
