@@ -96,7 +96,8 @@ const stopTimeout = 5 * time.Second
 // New makes an agent: it opens the journal, puts back or takes up what an earlier agent left, and has the sockets of all
 // allocations listen. The caller calls Run, then Close.
 func New(c Config) (_ *Agent, err error) {
-	a := &Agent{config: c, log: c.Log, chain: newChain(c), rescans: make(chan struct{}, 1), maintenance: make(chan struct{}, 1)}
+	a := &Agent{config: c, log: c.Log, rescans: make(chan struct{}, 1), maintenance: make(chan struct{}, 1)}
+	a.chain = newChain(c, a.rescan)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, a.Close())
@@ -209,8 +210,16 @@ func (a *Agent) serve(ctx context.Context) error {
 	return g.Wait()
 }
 
-// announce has kubelet know the pools' devices, unless these were withdrawn.
+// announce has kubelet know the pools' devices, unless these were withdrawn. Before the CNI plugin is in its chain no device is
+// announced: a pod that is started then has a network without it, and is never given another one.
 func (a *Agent) announce(devices map[string][]deviceplugin.Device) {
+	if a.chain != nil && !a.chain.Looked() {
+		none := make(map[string][]deviceplugin.Device)
+		for pool := range devices {
+			none[pool] = nil
+		}
+		devices = none
+	}
 	a.announcing.Lock()
 	defer a.announcing.Unlock()
 	if !a.withdrawn {

@@ -11,8 +11,9 @@ import (
 // chainWait is between two looks at whether the agent and kubelet are there for pods.
 const chainWait = 200 * time.Millisecond
 
-// newChain makes what keeps the CNI plugin in the node's network configuration, nil where it is not wanted.
-func newChain(c Config) *conflist.Keeper {
+// newChain makes what keeps the CNI plugin in the node's network configuration, nil where it is not wanted. It calls changed
+// when it has found out more, the first time after its first look.
+func newChain(c Config, changed func()) *conflist.Keeper {
 	if c.CNIConfDir == "" || !c.Chain {
 		return nil
 	}
@@ -24,6 +25,7 @@ func newChain(c Config) *conflist.Keeper {
 			} else {
 				c.Log.Warn("CNI plugin not chained", "file", s.File, "reason", s.Reason)
 			}
+			changed()
 		},
 	})
 }

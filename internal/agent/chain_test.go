@@ -54,7 +54,14 @@ func TestCNIPluginIsChainedWhenTheAgentServesAndStaysWithoutIt(t *testing.T) {
 	if err := n.kubelet.Resume(true); err != nil {
 		t.Fatal(err)
 	}
-	n.wait("the plugin is chained", func() bool { return n.statusz().CNI.Chained })
+	n.wait("devices are announced", func() bool {
+		unchained := read() == mainList
+		announced := len(n.kubelet.Devices("afxdp.io/fast")) > 0
+		if announced && unchained {
+			t.Error("devices were announced before the plugin was chained: a pod that is started then is never given its queues")
+		}
+		return announced
+	})
 	chained := read()
 	want := `{"type": "afxdp-cni", "agentSocket": "` + n.dir + `/afxdp/agent.sock", "kubeletRoot": "` + n.dir + `/kubelet"}`
 	if !strings.Contains(chained, want) {

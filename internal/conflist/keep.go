@@ -63,7 +63,7 @@ type times struct {
 
 // New makes a keeper. The caller calls Keep.
 func New(c Config) *Keeper {
-	k := &Keeper{config: c, entry: cni.NewEntry(c.AgentSocket, c.KubeletRoot), status: Status{Reason: "not looked at yet"}}
+	k := &Keeper{config: c, entry: cni.NewEntry(c.AgentSocket, c.KubeletRoot), status: Status{Reason: notLooked}}
 	k.times = times{
 		check: 10 * time.Second, settle: 200 * time.Millisecond, calm: 10 * time.Minute, first: time.Second, last: 5 * time.Minute,
 	}
@@ -76,6 +76,12 @@ func (k *Keeper) Status() Status {
 	defer k.mu.Unlock()
 	return k.status
 }
+
+// Looked reports whether there was a look, so that the status is more than the wish.
+func (k *Keeper) Looked() bool { return k.Status().Reason != notLooked }
+
+// notLooked is the reason before the first look.
+const notLooked = "not looked at yet"
 
 // Remove takes the entry out of all configurations, as the function of that name does, and has Keep leave it out.
 func (k *Keeper) Remove() error {
