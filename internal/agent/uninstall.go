@@ -203,12 +203,13 @@ func (u *uninstallation) unchain() {
 	if u.config.CNIConfDir == "" {
 		return
 	}
-	remove := conflist.RemoveOwn // an operator who chains it by hand
-	if u.config.Chain {
-		remove = conflist.Remove
+	var err error
+	if u.chain != nil {
+		err = u.chain.Remove()
+	} else { // what an operator has chained by hand stays
+		err = conflist.RemoveOwn(u.config.CNIConfDir)
 	}
-	u.did(fmt.Sprintf("%s was taken out of the network configurations in %s", install.PluginName, u.config.CNIConfDir),
-		remove(u.config.CNIConfDir))
+	u.did(fmt.Sprintf("%s was taken out of the network configurations in %s", install.PluginName, u.config.CNIConfDir), err)
 }
 
 // endLeases ends all leases, puts the NICs back and removes journal and pins.

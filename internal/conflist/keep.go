@@ -45,6 +45,7 @@ type Keeper struct {
 
 	mu      sync.Mutex
 	status  Status
+	looked  bool
 	removed bool
 	file    string    // the first configuration list
 	has     bool      // it had the entry when it was last looked at
@@ -63,7 +64,7 @@ type times struct {
 
 // New makes a keeper. The caller calls Keep.
 func New(c Config) *Keeper {
-	k := &Keeper{config: c, entry: cni.NewEntry(c.AgentSocket, c.KubeletRoot), status: Status{Reason: notLooked}}
+	k := &Keeper{config: c, entry: cni.NewEntry(c.AgentSocket, c.KubeletRoot), status: Status{Reason: "not looked at yet"}}
 	k.times = times{
 		check: 10 * time.Second, settle: 200 * time.Millisecond, calm: 10 * time.Minute, first: time.Second, last: 5 * time.Minute,
 	}
@@ -77,11 +78,12 @@ func (k *Keeper) Status() Status {
 	return k.status
 }
 
-// Looked reports whether there was a look, so that the status is more than the wish.
-func (k *Keeper) Looked() bool { return k.Status().Reason != notLooked }
-
-// notLooked is the reason before the first look.
-const notLooked = "not looked at yet"
+// Looked reports whether there was a look at the configurations.
+func (k *Keeper) Looked() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.looked
+}
 
 // Remove takes the entry out of all configurations, as the function of that name does, and has Keep leave it out.
 func (k *Keeper) Remove() error {
@@ -161,6 +163,7 @@ func (k *Keeper) look(now time.Time) time.Duration {
 	if err != nil {
 		s.Reason = strings.ReplaceAll(err.Error(), "\n", "; ") // one line each, where errors were joined
 	}
+	k.looked = true
 	k.set(s)
 	return max(0, k.retry.Sub(now))
 }
