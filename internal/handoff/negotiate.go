@@ -55,9 +55,9 @@ func tuningFlags(t lease.Tuning) (flags wire.SocketFlags) {
 	return flags
 }
 
-// lookTime is how long a look at a queue's tuning serves: each takes the Manager's lock and the kernel's, and a client may ask
+// LookTime is how long a look at a queue's tuning serves: each takes the Manager's lock and the kernel's, and a client may ask
 // as often as it likes.
-const lookTime = 50 * time.Millisecond
+const LookTime = 50 * time.Millisecond
 
 // look is a look at a queue's tuning.
 type look struct {
@@ -77,7 +77,7 @@ func (s *session) tuning(m *wire.Tuning) (wire.Message, error) {
 		return nil, wire.Errorf(wire.CodeState, "TUNING: this connection does not have device %s open", device)
 	}
 	last := s.looks[device]
-	if last.epoch != epoch || time.Since(last.at) > lookTime {
+	if last.epoch != epoch || time.Since(last.at) > LookTime {
 		t, err := s.leases.Tuning(device, s.cookie)
 		if err != nil {
 			return nil, err

@@ -206,6 +206,7 @@ func (t *tester) use(n *nic, row *report.Row, set *client.Set) error {
 	h := &report.Handoff{}
 	row.Handoff = h
 	ask := func(what *report.BusyPoll) error {
+		time.Sleep(handoff.LookTime) // what the agent saw before is not told again
 		s, err := opened.BusyPolling()
 		what.Accepted, what.Active, what.Reason = opened.Mode.BusyPoll, s.Active, s.Reason
 		return err
