@@ -176,6 +176,10 @@ func capabilitiesNeeded(t *testing.T, c *cluster) {
 				if healthy, err := s.healthy(ctx, n, pool); err != nil || healthy != queues {
 					return fmt.Errorf("it offers %d: %w", healthy, cmp.Or(err, errDiffers))
 				}
+				// Kubelet refuses the pod for good if it has not taken the devices yet, which is part of being ready.
+				if a, err := s.agent(ctx, n); err != nil || !ready(a) {
+					return fmt.Errorf("it is not ready: %w", cmp.Or(err, errDiffers))
+				}
 				return nil
 			})
 			if why == "" {
