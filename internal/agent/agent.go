@@ -84,6 +84,7 @@ type Agent struct {
 	rescans     chan struct{}
 	maintenance chan struct{}
 	scanned     atomic.Bool
+	announced   atomic.Bool
 	closers     []func() error
 }
 
@@ -213,7 +214,8 @@ func (a *Agent) serve(ctx context.Context) error {
 // announce has kubelet know the pools' devices, unless these were withdrawn. Before the CNI plugin is in its chain no device is
 // announced: a pod that is started then has a network without it, and is never given another one.
 func (a *Agent) announce(devices map[string][]deviceplugin.Device) {
-	if a.chain != nil && !a.chain.Looked() {
+	looked := a.chain == nil || a.chain.Looked()
+	if !looked {
 		none := make(map[string][]deviceplugin.Device)
 		for pool := range devices {
 			none[pool] = nil
@@ -224,6 +226,7 @@ func (a *Agent) announce(devices map[string][]deviceplugin.Device) {
 	defer a.announcing.Unlock()
 	if !a.withdrawn {
 		a.plugin.Update(devices)
+		a.announced.Store(looked)
 	}
 }
 

@@ -39,7 +39,7 @@ func (a *Agent) keepChained(ctx context.Context) error {
 	}
 	ticker := time.NewTicker(chainWait)
 	defer ticker.Stop()
-	for a.ready() != nil || !a.kubeletAnswers(ctx) {
+	for a.registered() != nil || !a.kubeletAnswers(ctx) {
 		select {
 		case <-ctx.Done():
 			return nil

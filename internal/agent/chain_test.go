@@ -56,16 +56,23 @@ func TestCNIPluginIsChainedWhenTheAgentServesAndStaysWithoutIt(t *testing.T) {
 	}
 	n.wait("devices are announced", func() bool {
 		unchained := read() == mainList
+		ready := n.agent.ready() == nil
 		announced := len(n.kubelet.Devices("afxdp.io/fast")) > 0
+		if ready && unchained {
+			t.Error("the agent is ready before the plugin is chained")
+		}
 		if announced && unchained {
 			t.Error("devices were announced before the plugin was chained: a pod that is started then is never given its queues")
 		}
-		return announced
+		return announced && ready
 	})
 	chained := read()
 	want := `{"type": "afxdp-cni", "agentSocket": "` + n.dir + `/afxdp/agent.sock", "kubeletRoot": "` + n.dir + `/kubelet"}`
 	if !strings.Contains(chained, want) {
 		t.Errorf("got %s, want %s in it", chained, want)
+	}
+	if chained := n.agent.look().Chained; chained == nil || !*chained {
+		t.Error("the metrics do not tell that the plugin is chained")
 	}
 	if s := n.statusz().CNI; s.File != "10-main.conflist" || s.Reason != "" || !strings.Contains(n.log.String(), "CNI plugin chained") {
 		t.Errorf("status %+v", s)

@@ -62,10 +62,22 @@ func serveAt(ctx context.Context, what, address string, h http.Handler) error {
 	return nil
 }
 
+// ready returns nil when kubelet has the node's devices.
 func (a *Agent) ready() error {
 	if a.isWithdrawn() {
 		return nil // there is nothing left to wait for
 	}
+	if err := a.registered(); err != nil {
+		return err
+	}
+	if !a.announced.Load() {
+		return errors.New("kubelet is told of the devices once the node's CNI configuration has been looked at")
+	}
+	return nil
+}
+
+// registered returns nil when the node was looked at and kubelet knows all pools.
+func (a *Agent) registered() error {
 	if !a.scanned.Load() {
 		return errors.New("the node's NICs have not been looked at yet")
 	}

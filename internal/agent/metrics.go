@@ -26,6 +26,9 @@ func (a *Agent) opened(pool string, took time.Duration, refused *wire.Error) {
 // are there only while nothing is waited for.
 func (a *Agent) look() metrics.Snapshot {
 	s := metrics.Snapshot{Taken: time.Now(), Pools: a.inventory.pools(), Allocations: a.allocations.count()}
+	if a.chain != nil {
+		s.Chained = new(a.chain.Status().Chained)
+	}
 	listed, _ := a.inventory.last()
 	for pool, devices := range listed {
 		for _, d := range devices {

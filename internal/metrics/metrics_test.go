@@ -36,7 +36,7 @@ func full() Snapshot {
 			},
 			{Pool: "fast", Netdev: "eth\xff", Queue: 0, Namespace: "default", Pod: "b"}, // of which little is known
 		},
-		Unclaimed: []Unclaimed{{"eth1", 2, 9}},
+		Unclaimed: []Unclaimed{{"eth1", 2, 9}}, Chained: new(true),
 	}
 }
 
@@ -58,6 +58,9 @@ afxdp_allocations{pool="slow"} 0
 # TYPE afxdp_busy_polling_active gauge
 afxdp_busy_polling_active{namespace="default",netdev="eth1",pod="a",pool="fast",queue="3"} 1
 afxdp_busy_polling_active{namespace="default",netdev="eth�",pod="b",pool="fast",queue="0"} 0
+# HELP afxdp_cni_chained Whether the node's network configuration calls the CNI plugin.
+# TYPE afxdp_cni_chained gauge
+afxdp_cni_chained 1
 # HELP afxdp_devices Devices of the pools, by health and what is in its way.
 # TYPE afxdp_devices gauge
 afxdp_devices{pool="fast",reason="",state="healthy"} 2

@@ -18,7 +18,7 @@ const (
 type node struct {
 	observer *observer
 
-	snapshot, devices, leases, allocations, unclaimed                           *prometheus.Desc
+	snapshot, chained, devices, leases, allocations, unclaimed                  *prometheus.Desc
 	drops, fillRingEmpty, txRingEmpty, busyPolling, zeroCopy, frames, rxPackets *prometheus.Desc
 }
 
@@ -33,6 +33,7 @@ func newNode(o *observer) *node {
 		observer: o,
 		snapshot: desc("snapshot_timestamp_seconds",
 			"When the node was looked at for the metrics of devices, leases and sockets."),
+		chained:     desc("cni_chained", "Whether the node's network configuration calls the CNI plugin."),
 		devices:     desc("devices", "Devices of the pools, by health and what is in its way.", "pool", "state", "reason"),
 		leases:      desc("leases", "Leases of devices.", "pool", "state"),
 		allocations: desc("allocations", "Allocations whose socket is served.", "pool"),
@@ -51,7 +52,7 @@ func newNode(o *observer) *node {
 // Describe implements [prometheus.Collector].
 func (n *node) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		n.snapshot, n.devices, n.leases, n.allocations, n.unclaimed,
+		n.snapshot, n.chained, n.devices, n.leases, n.allocations, n.unclaimed,
 		n.drops, n.fillRingEmpty, n.txRingEmpty, n.busyPolling, n.zeroCopy, n.frames, n.rxPackets,
 	} {
 		ch <- d
@@ -66,6 +67,9 @@ func (n *node) Collect(ch chan<- prometheus.Metric) {
 	}
 	emit := emitter(ch)
 	emit.gauge(n.snapshot, float64(s.Taken.UnixNano())/1e9)
+	if s.Chained != nil {
+		emit.gauge(n.chained, bit(*s.Chained))
+	}
 	for labels, count := range s.countDevices() {
 		emit.gauge(n.devices, float64(count), labels[:]...)
 	}

@@ -17,6 +17,7 @@ type Snapshot struct {
 	Allocations map[string]int
 	Sockets     []Socket // that are open, one a queue
 	Unclaimed   []Unclaimed
+	Chained     *bool // the network configuration calls the CNI plugin; nil: the agent is not to see to that
 }
 
 // Device is one device's health.
