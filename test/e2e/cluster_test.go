@@ -164,14 +164,14 @@ func (c *cluster) prepare(t *testing.T) {
 			}
 		})
 	}
-	t.Cleanup(func() { // before the NICs go
+	c.loadImages(ctx, t)
+	t.Cleanup(func() { // before the images and the NICs go
 		if os.Getenv("AFXDP_E2E_KEEP") == "" {
 			ctx, cancel := background(5 * time.Minute)
 			defer cancel()
 			c.sweep(ctx, t)
 		}
 	})
-	c.loadImages(ctx, t)
 	if !c.wired {
 		return
 	}

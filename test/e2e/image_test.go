@@ -22,16 +22,16 @@ func (c *cluster) loadImages(ctx context.Context, t *testing.T) {
 	c.image, c.podImage = os.Getenv("AFXDP_E2E_IMAGE"), os.Getenv("AFXDP_E2E_POD_IMAGE")
 	if c.image == "" {
 		c.image = imageRepository + ":" + imageTag
-		c.load(ctx, t, "../../build/images/afxdp-"+runtime.GOARCH+".tar")
+		c.load(ctx, t, c.image, "../../build/images/afxdp-"+runtime.GOARCH+".tar")
 	}
 	if c.podImage == "" {
 		c.podImage = podRepository + ":" + imageTag
-		c.load(ctx, t, "../../build/images/e2e-pod-"+runtime.GOARCH+".tar")
+		c.load(ctx, t, c.podImage, "../../build/images/e2e-pod-"+runtime.GOARCH+".tar")
 	}
 }
 
-// load gives the workers an image archive.
-func (c *cluster) load(ctx context.Context, t *testing.T, path string) {
+// load gives the workers an image from an archive, until the test ends.
+func (c *cluster) load(ctx context.Context, t *testing.T, name, path string) {
 	t.Helper()
 	for _, n := range c.workers {
 		archive, err := os.Open(path)
@@ -42,6 +42,9 @@ func (c *cluster) load(ctx context.Context, t *testing.T, path string) {
 		archive.Close()
 		if err != nil {
 			t.Fatal(err)
+		}
+		if os.Getenv("AFXDP_E2E_KEEP") == "" {
+			t.Cleanup(func() { n.do(t, "crictl", "--timeout", "60s", "rmi", name) })
 		}
 	}
 }
