@@ -66,6 +66,12 @@ func TestCNIPluginIsChainedWhenTheAgentServesAndStaysWithoutIt(t *testing.T) {
 		}
 		return announced && ready
 	})
+	n.agent.announced.Store(false)
+	if n.agent.ready() == nil {
+		t.Error("the agent is ready while kubelet has no devices of it")
+	}
+	n.agent.rescan()
+	n.wait("the agent is ready again", func() bool { return n.agent.ready() == nil })
 	chained := read()
 	want := `{"type": "afxdp-cni", "agentSocket": "` + n.dir + `/afxdp/agent.sock", "kubeletRoot": "` + n.dir + `/kubelet"}`
 	if !strings.Contains(chained, want) {
