@@ -83,8 +83,8 @@ type Agent struct {
 
 	rescans     chan struct{}
 	maintenance chan struct{}
-	scanned     atomic.Bool
-	announced   atomic.Bool
+	scanned     atomic.Bool // the node's NICs were looked at
+	announced   atomic.Bool // kubelet was told of their devices, not only of the pools
 	closers     []func() error
 }
 

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// serveHTTP serves /healthz (the process works), /readyz (kubelet knows all pools and the node was looked at), /statusz
+// serveHTTP serves /healthz (the process works), /readyz (kubelet has the devices of all pools), /statusz
 // (devices, leases, losses, as JSON) and /metrics at one address, and /metrics alone at another.
 func (a *Agent) serveHTTP(ctx context.Context) error {
 	scrapes := http.NewServeMux()

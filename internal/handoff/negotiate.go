@@ -55,8 +55,8 @@ func tuningFlags(t lease.Tuning) (flags wire.SocketFlags) {
 	return flags
 }
 
-// LookTime is how long a look at a queue's tuning serves: each takes the Manager's lock and the kernel's, and a client may ask
-// as often as it likes.
+// LookTime is how long a look at a queue's tuning serves, and so how old what TUNED says may be: each look takes the
+// Manager's lock and the kernel's, and a client may ask as often as it likes.
 const LookTime = 50 * time.Millisecond
 
 // look is a look at a queue's tuning.

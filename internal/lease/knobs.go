@@ -339,8 +339,9 @@ func (m *Manager) apply(link netdev.Link, k *knob) error {
 }
 
 // restore sets a knob to its original value if its value is still one of ours. It is not done while the queue has no NAPI,
-// since its NIC is down or the driver is resetting it: the kernel may have kept the setting; nor while a thread cannot be moved, since this agent
-// has not the rights of an earlier one, or its CPUs are not online: that must not keep a lease from ending.
+// since its NIC is down or the driver is resetting it: the kernel may have kept the setting; nor while a thread cannot be
+// moved, since this agent has not the rights of an earlier one, or its CPUs are not online: that must not keep a lease from
+// ending.
 func (m *Manager) restore(link netdev.Link, k *knob) (done bool, err error) {
 	now, _, err := m.readKnob(link, k.Name, k.Scope)
 	switch {

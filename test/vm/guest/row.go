@@ -37,7 +37,7 @@ const (
 	testQueue = 1
 	// firstTime is when a queue without a packet is given up. igb's watchdog looks at its rings every two seconds.
 	firstTime = 3 * time.Second
-	// windows is how often is counted at most.
+	// windows is how many counts are made at most.
 	windows = 3
 	// warmUp is for the socket to see packets, from which some kernels take its NAPI.
 	warmUp      = 400 * time.Millisecond
